@@ -1,0 +1,78 @@
+"""mpbackend: one mixed-precision training recipe on several vendors' accelerators, planned with reasons and compared honestly.
+
+Importing this package loads neither torch nor a vendor package; names are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "MpbackendError": "errors",
+    "Device": "device",
+    "Plan": "planning",
+    "Recipe": "recipe",
+    "RunRecord": "observe.record",
+    "Session": "train.session",
+    "StepResult": "train.step",
+    "Target": "target",
+    "hookimpl": "hookspecs",
+    "load_matrix": "matrix",
+    "load_plugins": "plugins",
+    "load_record": "observe.record",
+    "parse_format": "formats",
+    "parse_recipe": "recipe",
+    "plan": "selection",
+    "select": "target",
+}
+
+__all__ = [
+    "Device",
+    "MpbackendError",
+    "Plan",
+    "Recipe",
+    "RunRecord",
+    "Session",
+    "StepResult",
+    "Target",
+    "__version__",
+    "hookimpl",
+    "load_matrix",
+    "load_plugins",
+    "load_record",
+    "parse_format",
+    "parse_recipe",
+    "plan",
+    "select",
+]
+
+if TYPE_CHECKING:
+    from mpbackend.device import Device
+    from mpbackend.errors import MpbackendError
+    from mpbackend.formats import parse_format
+    from mpbackend.hookspecs import hookimpl
+    from mpbackend.matrix import load_matrix
+    from mpbackend.observe.record import RunRecord, load_record
+    from mpbackend.planning import Plan
+    from mpbackend.plugins import load_plugins
+    from mpbackend.recipe import Recipe, parse_recipe
+    from mpbackend.selection import plan
+    from mpbackend.target import Target, select
+    from mpbackend.train.session import Session
+    from mpbackend.train.step import StepResult
+
+
+def __getattr__(name: str) -> Any:
+    """Import an exported name when it is first used."""
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'mpbackend' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"mpbackend.{_EXPORTS[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_EXPORTS})

@@ -1,0 +1,286 @@
+"""Loading capability matrices and asking them questions.
+
+A ``Matrix`` is the union of matrix files. It answers from its rows or says ``unknown``; it never fills a gap. Importing this module reads nothing:
+the files that the package ships are read by ``load_matrix()``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from mpbackend.capability import (
+    Accumulator,
+    Ambiguous,
+    Arch,
+    Cited,
+    Collective,
+    DeviceModel,
+    DroppedFile,
+    MatrixFile,
+    Overflow,
+    Peak,
+    Record,
+    Row,
+    Source,
+    SwitchDefault,
+    Vocabulary,
+)
+from mpbackend.errors import DocumentError, UnknownNameError
+
+PACKAGE = "mpbackend.matrices"
+NOT_MATRICES = ("vocabulary.toml", "dropped.toml")
+TableT = TypeVar("TableT", bound=Record)
+
+
+def decode_toml(text: bytes, kind: type[TableT], where: str) -> TableT:
+    """Decode a TOML document strictly into ``kind``.
+
+    Raises:
+        DocumentError: not UTF-8, not TOML, a wrong type, a missing or an unknown field; names the document and the field.
+    """
+    try:
+        return msgspec.toml.decode(text, type=kind, strict=True)
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise DocumentError(f"cannot read {where}", found=str(error), remedy="see the schema in mpbackend/capability.py") from error
+
+
+def read_document(path: Path) -> bytes:
+    """Return the bytes of ``path``.
+
+    Raises:
+        DocumentError: the file cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DocumentError(f"cannot read {path}", found=error.strerror or str(error)) from error
+
+
+def shipped_files() -> list[Path]:
+    """Return the matrix files of this distribution, sorted by name."""
+    folder = importlib.resources.files(PACKAGE)
+    return sorted(Path(str(item)) for item in folder.iterdir() if item.name.endswith(".toml") and item.name not in NOT_MATRICES)
+
+
+@functools.cache
+def load_vocabulary() -> Vocabulary:
+    """Return the names that rows may use."""
+    path = Path(str(importlib.resources.files(PACKAGE))) / "vocabulary.toml"
+    return decode_toml(read_document(path), Vocabulary, path.name)
+
+
+def load_dropped() -> DroppedFile:
+    """Return the facts that no record was made from, with reasons."""
+    path = Path(str(importlib.resources.files(PACKAGE))) / "dropped.toml"
+    return decode_toml(read_document(path), DroppedFile, path.name)
+
+
+class Matrix:
+    """The union of matrix files, indexed.
+
+    Args:
+        files: decoded files with the name each is reported under.
+
+    Raises:
+        DocumentError: a key, device or row is declared twice, or a record names an architecture, device or source that is not declared.
+    """
+
+    def __init__(self, files: Sequence[tuple[str, MatrixFile]]) -> None:
+        self.files = tuple(files)
+        self.archs: dict[str, Arch] = {}
+        self.devices: dict[str, DeviceModel] = {}
+        self.ambiguous: dict[str, Ambiguous] = {}
+        self.sources: dict[tuple[str, str], Source] = {}
+        self._family: dict[str, MatrixFile] = {}
+        self._aliases: dict[str, str] = {}
+        self._rows: defaultdict[str, list[Row]] = defaultdict(list)
+        self._seen: set[tuple[str, ...]] = set()
+        for name, document in files:
+            self._add(name, document)
+
+    def _add(self, name: str, document: MatrixFile) -> None:
+        for source in document.source:
+            self._declare(self.sources, (document.family, source.id), source, f"{name}: source {source.id!r}")
+        for arch in document.arch:
+            self._declare(self.archs, arch.key, arch, f"{name}: architecture {arch.key!r}")
+            self._family[arch.key] = document
+        for device in document.device:
+            self._require(device.arch in self.archs, name, f"device {device.key!r}", f"architecture {device.arch!r} is not declared")
+            self._declare(self.devices, device.key, device, f"{name}: device {device.key!r}")
+            for alias in device.aliases:
+                self._declare(self._aliases, alias, device.key, f"{name}: alias {alias!r}")
+        for ambiguous in document.ambiguous:
+            self._declare(self.ambiguous, ambiguous.key, ambiguous, f"{name}: ambiguous key {ambiguous.key!r}")
+        for row in document.row:
+            label = f"row {' '.join(row.key)}"
+            self._require(row.arch in self.archs, name, label, f"architecture {row.arch!r} is not declared")
+            self._require(row.key not in self._seen, name, label, "the same key stands twice")
+            self._seen.add(row.key)
+            self._rows[row.arch].append(row)
+        for record in cited_records(document):
+            for source_id in (*record.source, *(c.source for c in record.conflict)):
+                self._require((document.family, source_id) in self.sources, name, type(record).__name__.lower(), f"source {source_id!r} is not declared")
+            self._require(bool(record.source), name, type(record).__name__.lower(), "it cites no source")
+
+    @staticmethod
+    def _declare(table: dict[Any, Any], key: object, value: object, what: str) -> None:
+        if key in table:
+            raise DocumentError(f"{what} is declared twice", remedy="give one of them another key")
+        table[key] = value
+
+    @staticmethod
+    def _require(condition: bool, file: str, record: str, problem: str) -> None:
+        if not condition:
+            raise DocumentError(f"{file}: {record}", found=problem)
+
+    def device(self, key: str) -> DeviceModel:
+        """Return the device with this key or alias.
+
+        Raises:
+            UnknownNameError: no such device; an ambiguous key is refused with what to write instead.
+        """
+        lowered = key.lower()
+        if lowered in self.ambiguous:
+            ambiguous = self.ambiguous[lowered]
+            error = UnknownNameError("device", key, ambiguous.candidates, remedy=ambiguous.message)
+            error.args = (f"device {key!r} is refused: {ambiguous.message}",)
+            raise error
+        found = self.devices.get(self._aliases.get(lowered, lowered))
+        if found is None:
+            raise UnknownNameError("device", key, [*self.devices, *self._aliases], remedy="`mpbackend devices --known` lists them")
+        return found
+
+    def arch(self, key: str) -> Arch:
+        """Return the architecture with this key; ``UnknownNameError`` if there is none."""
+        try:
+            return self.archs[key]
+        except KeyError:
+            raise UnknownNameError("architecture", key, self.archs) from None
+
+    def family_of(self, arch: str) -> str:
+        """Return the family of the file that declares ``arch``."""
+        return self._family[arch].family
+
+    def identify(self, name: str, identifier: str = "") -> tuple[DeviceModel | None, Arch | None]:
+        """Find a device by the exact name its runtime reports, else the architecture by its exact identifier or the vendor's own prefix rule.
+
+        Args:
+            name: reported name, for example ``NVIDIA H100 80GB HBM3``.
+            identifier: exact capability string, for example ``9.0``.
+
+        Returns:
+            (model, architecture); (None, architecture) for an unknown name on a known architecture; (None, None) when nothing matches exactly.
+        """
+        for model in self.devices.values():
+            if name in model.names:
+                return model, self.archs[model.arch]
+        for arch in self.archs.values():
+            if (identifier and identifier in arch.identifiers) or any(name.startswith(prefix) for prefix in arch.name_prefixes):
+                return None, arch
+        return None, None
+
+    def rows(self, arch: str | None = None, **fields: str) -> list[Row]:
+        """Return the rows whose fields equal the given values, in file order.
+
+        Args:
+            arch: key of the architecture; all of them when omitted.
+            fields: ``op``, ``a``, ``b``, ``scaling``, ``path``, ``accumulate``, ``level``.
+        """
+        pool: Iterable[Row] = self._rows.get(arch, []) if arch is not None else (row for rows in self._rows.values() for row in rows)
+        return [row for row in pool if all(getattr(row, name) == value for name, value in fields.items())]
+
+    def peaks(self, device: str) -> list[Peak]:
+        """Return every peak rate stated for a device key."""
+        return [peak for _, document in self.files for peak in document.peak if peak.device == device]
+
+    def switches(self, arch: str) -> list[SwitchDefault]:
+        """Return the switch defaults of an architecture, those of its whole file included."""
+        return [switch for switch in self._family[arch].switch if switch.arch in (arch, "*")]
+
+    def overflow(self, arch: str) -> Overflow | None:
+        """Return the overflow mode of an architecture, or None when no record says."""
+        return next((record for record in self._family[arch].overflow if record.arch == arch), None)
+
+    def collectives(self, arch: str) -> list[Collective]:
+        """Return what the vendor's collectives take on an architecture."""
+        return [record for record in self._family[arch].collective if record.arch in (arch, "*")]
+
+    def citation(self, record: Cited, arch: str) -> str:
+        """Return ``title, location`` of the record's first source, for a reason or a footnote."""
+        source = self.sources[(self.family_of(arch), record.source[0])]
+        more = f" (+{len(record.source) - 1} more)" if len(record.source) > 1 else ""
+        return f"{source.title}, {source.location}{more}"
+
+    def summary(self) -> dict[str, Any]:
+        """Return counts: rows, other records, devices, sources, facts used and dropped, rows by level and by evidence kind."""
+        rows = self.rows()
+        used = {fact for _, document in self.files for record in cited_records(document) for fact in record.facts}
+        collected = {name: count for _, document in self.files for name, count in document.facts.items()}
+        dropped = [entry.fact for entry in load_dropped().dropped if entry.fact.split("/")[0] in collected]
+        return {
+            "rows": len(rows),
+            "records": sum(1 for _, document in self.files for _ in cited_records(document)),
+            "architectures": len(self.archs),
+            "devices": len(self.devices),
+            "sources": len(self.sources),
+            "facts": sum(collected.values()),
+            "facts_used": len(used),
+            "facts_dropped": len(dropped),
+            "levels": count_by(row.level for row in rows),
+            "evidence": count_by(row.evidence for row in rows),
+            "conflicts": sum(1 for row in rows if row.conflict),
+        }
+
+
+def cited_records(document: MatrixFile) -> Iterator[Cited]:
+    """Yield every record of a file that makes a claim."""
+    for table in (document.arch, document.device, document.row, document.peak, document.switch, document.overflow, document.collective):
+        yield from table
+
+
+def count_by(values: Iterable[str]) -> dict[str, int]:
+    """Count equal values; keys sorted."""
+    counts: dict[str, int] = {}
+    for value in values:
+        counts[value] = counts.get(value, 0) + 1
+    return dict(sorted(counts.items()))
+
+
+def load_matrix(paths: Iterable[Path] | None = None) -> Matrix:
+    """Load matrix files into one ``Matrix``.
+
+    Args:
+        paths: files to load; the shipped ones when omitted.
+
+    Raises:
+        DocumentError: a file is malformed or contradicts another's declarations.
+    """
+    chosen = shipped_files() if paths is None else list(paths)
+    return Matrix([(path.name, decode_toml(read_document(path), MatrixFile, str(path))) for path in chosen])
+
+
+def effective_fraction_bits(accumulator: Accumulator | None) -> int | None:
+    """Return the fraction bits an accumulator keeps within a promotion window, or None when unknown."""
+    bits = accumulator.fraction_bits if accumulator is not None else "unknown"
+    return bits if isinstance(bits, int) else None
+
+
+__all__ = [
+    "Matrix",
+    "cited_records",
+    "count_by",
+    "decode_toml",
+    "effective_fraction_bits",
+    "load_dropped",
+    "load_matrix",
+    "load_vocabulary",
+    "read_document",
+    "shipped_files",
+]

@@ -1,0 +1,183 @@
+"""Loading plugins: every entry point of the group ``mpbackend``, in-house or a stranger's, by the same rules.
+
+What goes wrong with one plugin is kept as an ``Unavailable`` with its cause; the rest work.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pluggy
+
+from mpbackend import hookspecs
+from mpbackend.backend import MEMBERS, Backend
+from mpbackend.device import Device
+from mpbackend.errors import BackendError, DocumentError, MpbackendError, UnknownNameError
+from mpbackend.matrix import Matrix, load_matrix, shipped_files
+from mpbackend.recipe import PRESETS, Recipe
+
+ENTRY_POINT_GROUP = hookspecs.PROJECT
+CORE = "mpbackend"
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """Something a plugin offers that cannot be used.
+
+    Attributes:
+        name: the plugin, backend, matrix file, preset or device.
+        distribution: where it comes from, name and version.
+        cause: what went wrong.
+        remedy: what to do about it.
+    """
+
+    name: str
+    distribution: str
+    cause: str
+    remedy: str = ""
+
+
+@dataclass
+class Plugins:
+    """What the installed plugins offer.
+
+    Attributes:
+        distributions: distribution of each loaded plugin to its version.
+        backends: usable backends by name.
+        matrices: matrix files, the shipped ones first.
+        presets: presets by name.
+        unavailable: what could not be used, with causes.
+    """
+
+    distributions: dict[str, str] = field(default_factory=dict)
+    backends: dict[str, Backend] = field(default_factory=dict)
+    matrices: list[Path] = field(default_factory=shipped_files)
+    presets: dict[str, Recipe] = field(default_factory=lambda: dict(PRESETS))
+    unavailable: list[Unavailable] = field(default_factory=list)
+    owners: dict[str, str] = field(default_factory=dict)
+
+    def matrix(self) -> Matrix:
+        """Return the union of all matrix files that fit together; one that does not is recorded as unavailable."""
+        accepted = shipped_files()
+        matrix = load_matrix(accepted)
+        for path in (path for path in self.matrices if path not in accepted):
+            try:
+                matrix = load_matrix([*accepted, path])
+                accepted.append(path)
+            except DocumentError as error:
+                self.unavailable.append(Unavailable(path.name, self.owners.get(f"matrix {path}", ""), str(error), "correct the file or remove the plugin"))
+        return matrix
+
+    def backend(self, name: str) -> Backend:
+        """Return the backend with this name or device type.
+
+        Raises:
+            BackendError: a plugin offers it but cannot be used; the cause is given.
+            UnknownNameError: no installed plugin offers it.
+        """
+        for backend in self.backends.values():
+            if name == backend.name or name in backend.device_types:
+                return backend
+        for entry in self.unavailable:
+            if entry.name == name:
+                raise BackendError(f"backend {name!r}", found=f"unavailable: {entry.cause} ({entry.distribution})", remedy=entry.remedy)
+        names = sorted({n for backend in self.backends.values() for n in (backend.name, *backend.device_types)})
+        raise UnknownNameError("backend", name, names, remedy="install the plugin that offers it; `mpbackend doctor` lists what is installed")
+
+    def devices(self) -> list[Device]:
+        """Return the devices of every backend, in the order of the backends; makes no device context."""
+        found: list[Device] = []
+        for backend in self.backends.values():
+            try:
+                found.extend(backend.discover())
+            except Exception as error:  # noqa: BLE001 - a stranger may raise anything; it must not hide the other devices
+                entry = Unavailable(backend.name, self.owners.get(f"backend {backend.name}", ""), f"discover() raised {describe(error)}")
+                self.unavailable.append(entry)
+        return found
+
+
+def describe(error: BaseException) -> str:
+    """Return ``Class: first line`` of an exception."""
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def load_plugins(entry_points: Iterable[importlib.metadata.EntryPoint] | None = None) -> Plugins:
+    """Load every plugin.
+
+    Args:
+        entry_points: entry points to load instead of the installed ones.
+    """
+    found = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP) if entry_points is None else entry_points
+    plugins = Plugins()
+    for entry_point in sorted(found, key=lambda entry: entry.name):
+        distribution = entry_point.dist.name if entry_point.dist is not None else entry_point.value
+        version = entry_point.dist.version if entry_point.dist is not None else ""
+        load_one(plugins, entry_point.name, f"{distribution} {version}".strip(), entry_point.load, (distribution, version))
+    return plugins
+
+
+def load_one(plugins: Plugins, name: str, owner: str, load: Callable[[], Any], distribution: tuple[str, str]) -> None:
+    """Load one plugin into ``plugins``; every failure becomes an ``Unavailable``."""
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    try:
+        manager.register(load(), name=name)
+        manager.check_pending()
+    except Exception as error:  # noqa: BLE001 - importing a stranger may raise anything
+        plugins.unavailable.append(Unavailable(name, owner, describe(error), "update or uninstall the plugin"))
+        return
+    plugins.distributions[distribution[0]] = distribution[1]
+    for hook, add in (
+        (manager.hook.mpbackend_backends, add_backend),
+        (manager.hook.mpbackend_matrices, add_matrix),
+        (manager.hook.mpbackend_recipes, add_recipe),
+    ):
+        try:
+            for result in hook():
+                items: Iterable[Any] = result.items() if isinstance(result, Mapping) else result
+                for item in items:
+                    add(plugins, owner, item)
+        except Exception as error:  # noqa: BLE001 - a hook of a stranger may raise anything
+            plugins.unavailable.append(Unavailable(name, owner, f"{hook.name} raised {describe(error)}", "update or uninstall the plugin"))
+
+
+def claim(plugins: Plugins, owner: str, kind: str, name: str) -> bool:
+    """Take a name for ``owner``; False, with both owners recorded, when it is taken."""
+    taken_by = plugins.owners.setdefault(f"{kind} {name}", owner)
+    if taken_by is owner:
+        return True
+    plugins.unavailable.append(Unavailable(name, owner, f"the {kind} name {name!r} is already taken by {taken_by}", f"uninstall {owner} or {taken_by}"))
+    return False
+
+
+def add_backend(plugins: Plugins, owner: str, backend: Backend) -> None:
+    """Add a backend that has every member of the contract."""
+    name = str(getattr(backend, "name", type(backend).__name__))
+    missing = [member for member in MEMBERS if not hasattr(backend, member)]
+    if missing:
+        cause = f"the backend lacks {', '.join(missing)}"
+        plugins.unavailable.append(Unavailable(name, owner, cause, "see mpbackend.backend.Backend"))
+    elif claim(plugins, owner, "backend", name):
+        plugins.backends[name] = backend
+
+
+def add_matrix(plugins: Plugins, owner: str, path: Path) -> None:
+    """Add a matrix file; its content is checked when matrices are loaded."""
+    plugins.owners[f"matrix {path}"] = owner
+    plugins.matrices.append(path)
+
+
+def add_recipe(plugins: Plugins, owner: str, item: tuple[str, Recipe]) -> None:
+    """Add a preset under its own name."""
+    name, recipe = item
+    if name in PRESETS:
+        plugins.owners.setdefault(f"preset {name}", CORE)
+    if recipe.preset != name:
+        raise MpbackendError(f"preset {name!r}", found=f"its recipe says preset={recipe.preset!r}", remedy="make the two equal")
+    if claim(plugins, owner, "preset", name):
+        plugins.presets[name] = recipe

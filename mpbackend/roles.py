@@ -1,0 +1,107 @@
+"""The records that a recipe is made of: one for each role that has members."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import msgspec
+
+PASSES = ("forward", "dgrad", "wgrad")
+"""The three matrix products of a linear layer: output, gradient of the input, gradient of the weight."""
+
+Granularity = Literal["none", "tensor", "row", "1x128", "128x128", "1x32", "1x16"]
+MasterKind = Literal["none", "fp32", "kahan", "stochastic"]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the records a recipe is made of: immutable, unknown fields refused."""
+
+
+class Gemm(Part, frozen=True, kw_only=True):
+    """One value for each of the three matrix products.
+
+    As ``compute``: the format of the operand that the pass brings in (input, output gradient, output gradient); the other operand of a gradient pass
+    keeps the format of the forward pass. As ``accumulate``: the format sums must effectively have, or ``fast`` for whatever the unit's own register keeps.
+    """
+
+    forward: str
+    dgrad: str
+    wgrad: str
+
+
+class OptimizerState(Part, frozen=True, kw_only=True):
+    """Formats of the optimizer's moments."""
+
+    exp_avg: str = "fp32"
+    exp_avg_sq: str = "fp32"
+
+
+class Reduce(Part, frozen=True, kw_only=True):
+    """Gradient reduction between ranks: format on the wire, and whether the division by the number of ranks comes before or after the sum."""
+
+    format: str = "fp32"
+    divide: Literal["before", "after"] = "before"
+
+
+class LossScaling(Part, frozen=True, kw_only=True):
+    """Loss scaling. All factors are powers of two, so that scaling and unscaling lose nothing.
+
+    Attributes:
+        mode: ``none``, ``static`` or ``dynamic``.
+        init: scale at the start.
+        growth: factor after ``interval`` steps without overflow, > 1.
+        backoff: factor after an overflow, < 1.
+        interval: steps without overflow before growth, >= 1.
+        hysteresis: overflows before a backoff, >= 1.
+        min: lower bound of the scale.
+        max: upper bound of the scale.
+    """
+
+    mode: Literal["none", "static", "dynamic"] = "none"
+    init: float = 65536.0
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000
+    hysteresis: int = 1
+    min: float = 1.0
+    max: float = 16777216.0
+
+
+class TensorScaling(Part, frozen=True, kw_only=True):
+    """Scaling of low-bit tensors.
+
+    Attributes:
+        mode: ``none``, ``current`` (amax of this tensor) or ``delayed`` (amax of a window of earlier steps).
+        inputs: granularity of activations and gradients.
+        weights: granularity of weights.
+        format: format of a scale.
+        history: steps in the window of delayed scaling.
+        algorithm: how the window gives one amax.
+        margin: power of two by which the scale stays below the largest representable value.
+    """
+
+    mode: Literal["none", "current", "delayed"] = "none"
+    inputs: Granularity = "none"
+    weights: Granularity = "none"
+    format: str = "fp32"
+    history: int = 1024
+    algorithm: Literal["max", "most_recent"] = "max"
+    margin: int = 0
+
+
+def flatten(part: Part, prefix: str = "") -> dict[str, Any]:
+    """Return the leaves of a record as dotted paths, the preset name left out."""
+    leaves: dict[str, Any] = {}
+    for name in part.__struct_fields__:
+        value = getattr(part, name)
+        if isinstance(value, Part):
+            leaves |= flatten(value, f"{prefix}{name}.")
+        elif name != "preset":
+            leaves[prefix + name] = value
+    return leaves
+
+
+def power_of_two(value: float) -> bool:
+    """Tell whether a positive finite value is a power of two."""
+    return math.isfinite(value) and value > 0 and math.frexp(value)[0] == 0.5
