@@ -1,0 +1,141 @@
+"""Which row of a matrix decides about a combination, and what its level grants.
+
+Three layers speak about one combination: what the framework runs unasked, what a named library operator does, and what the hardware can. An outer layer
+that restricts (converted, emulated, absent, unknown) decides, because that is what a plain ``matmul`` gets; an outer layer that merely exposes leaves the
+decision to the instruction, which knows the accumulator.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from mpbackend.capability import LEVELS, Layer, Level, Row
+from mpbackend.matrix import Matrix, effective_fraction_bits, load_vocabulary
+
+OnUnsupported = Literal["error", "nearest", "emulate"]
+ON_UNSUPPORTED: tuple[OnUnsupported, ...] = ("error", "nearest", "emulate")
+
+Grant = Literal["granted", "warned", "refused"]
+
+DECIDING_LAYERS: tuple[Layer, ...] = ("framework", "library", "instruction")
+"""Layers that a training script reaches. Toolkits (templates, kernel languages) need a kernel of one's own, so they grant nothing."""
+
+EXPOSING: frozenset[Level] = frozenset({"native", "library"})
+
+SCALING_ROWS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("none", "none"): ("none",),
+    ("tensor", "tensor"): ("tensor", "tensor_channel_token", "none"),
+    ("row", "row"): ("row", "token_channel", "tensor_channel_token", "none"),
+    ("1x128", "128x128"): ("block_1x128_128x128", "none"),
+    ("1x128", "1x128"): ("block_1x128", "none"),
+    ("128x128", "128x128"): ("block_128x128", "none"),
+    ("1x32", "1x32"): ("mx_1x32",),
+    ("1x16", "1x16"): ("nv_1x16",),
+}
+"""Granularity of (inputs, weights) to the scale layouts that serve it. Scales outside the unit leave the unit's row ``none``; microscaling is inside it."""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What the matrix says about one combination.
+
+    Attributes:
+        level: the deciding level.
+        row: the deciding row, or None when there is none.
+        reason: one clause for people.
+        source: citation of the row.
+    """
+
+    level: Level
+    row: Row | None
+    reason: str
+    source: str
+
+
+def grant(level: Level, on_unsupported: OnUnsupported, *, strict: bool) -> Grant:
+    """Apply the table of the design: what a level grants under a policy.
+
+    Args:
+        level: level of the deciding row.
+        on_unsupported: the user's policy.
+        strict: refuse what is unknown instead of warning.
+    """
+    if level in EXPOSING:
+        return "granted"
+    if level == "unknown":
+        return "refused" if strict else "warned"
+    if level == "emulated" and on_unsupported == "emulate":
+        return "granted"
+    return "refused"
+
+
+def best(rows: list[Row], accumulate: str) -> Row:
+    """Return the row with the best level; among equals one with the wanted accumulator, then the one that knows most about it."""
+
+    def order(row: Row) -> tuple[int, bool, bool, int]:
+        bits = effective_fraction_bits(row.accumulator)
+        return (LEVELS.index(row.level), row.accumulate != accumulate, row.accumulate == "unknown", -(bits if bits is not None else -1))
+
+    return min(rows, key=order)
+
+
+def judge(matrix: Matrix, arch: str, op: str, pair: tuple[str, str], granularity: tuple[str, str], accumulate: str) -> Verdict:
+    """Find the row that decides about a combination.
+
+    Args:
+        matrix: the loaded matrices.
+        arch: architecture key.
+        op: ``matmul`` or ``conv``.
+        pair: formats of the first and second operand.
+        granularity: granularity of the scales of inputs and weights.
+        accumulate: wanted format of the sum.
+    """
+    layers = load_vocabulary().path
+    layouts = SCALING_ROWS.get(granularity, ("none",))
+    rows = [row for row in matrix.rows(arch, op=op, a=pair[0], b=pair[1]) if row.scaling in layouts]
+    deciding: Row | None = None
+    for layer in DECIDING_LAYERS:
+        here = [row for row in rows if row.path in layers and layers[row.path].layer == layer]
+        if not here:
+            continue
+        first_layout = min(layouts.index(row.scaling) for row in here)
+        candidate = best([row for row in here if layouts.index(row.scaling) == first_layout] if layer != "instruction" else here, accumulate)
+        if deciding is None or layer == "instruction":
+            deciding = prefer(deciding, candidate)
+        if candidate.level not in EXPOSING:
+            break
+    if deciding is None:
+        name = pair[0] if pair[0] == pair[1] else f"{pair[0]} x {pair[1]}"
+        return Verdict(level="unknown", row=None, reason=f"no row of {arch} speaks about {op} in {name}", source="")
+    return Verdict(level=deciding.level, row=deciding, reason=explain(deciding), source=matrix.citation(deciding, arch))
+
+
+def prefer(outer: Row | None, inner: Row) -> Row:
+    """Return the inner row where both expose the combination or there is no outer one; a restricting inner row yields to an exposing outer one."""
+    if outer is None or inner.level in EXPOSING:
+        return inner
+    return outer
+
+
+def explain(row: Row) -> str:
+    """Return the row as one clause: level, path, what is computed instead, conflicts."""
+    pair = row.a if row.a == row.b else f"{row.a} x {row.b}"
+    path = "" if row.path == "none" else f" ({row.path})"
+    text = f"{row.op} in {pair} is {row.level}{path}"
+    if row.computes:
+        text += f", computed in {row.computes}"
+    if row.conflict:
+        text += f"; sources disagree: {row.conflict[0].claim}"
+    return text
+
+
+def describe_accumulator(row: Row) -> str:
+    """Return the accumulator of a row in words; ``unknown`` where no source says."""
+    if row.accumulate in ("unknown", "none"):
+        return "accumulator unknown"
+    accumulator = row.accumulator
+    if accumulator is None or (bits := effective_fraction_bits(accumulator)) is None:
+        return f"{row.accumulate} accumulator, inner width unknown"
+    rounding = {"rz": "truncated", "rne": "rounded to nearest even"}.get(accumulator.rounding, "rounding unknown")
+    return f"{row.accumulate} accumulator keeping {bits} fraction bits ({rounding}, {accumulator.products_per_step} products a step)"

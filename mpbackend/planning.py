@@ -1,0 +1,200 @@
+"""Planning: one recipe on one device, with a reason for every decision.
+
+``plan_recipe`` is pure: recipe, device, matrix and what a plugin can run go in, a ``Plan`` comes out. It sets nothing and imports no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import msgspec
+
+from mpbackend.backend import Implementation
+from mpbackend.decisions import Decision, Request, decide_accumulate, decide_compute, decide_loss_scale, decide_reduce, decide_stored, lower_recipe
+from mpbackend.device import Device
+from mpbackend.errors import DocumentError, PlanError
+from mpbackend.formats import FORMATS
+from mpbackend.granting import OnUnsupported
+from mpbackend.matrix import Matrix
+from mpbackend.recipe import Recipe, canonical_text, recipe_hash
+
+NO_PLUGIN = "no installed plugin runs this"
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a recipe becomes on a device.
+
+    Attributes:
+        recipe: canonical text of what was asked.
+        recipe_hash: its hash, the same on every device.
+        granted: canonical text of what is granted; equal to ``recipe`` unless a rung of the ladder was taken.
+        effective: the granted recipe.
+        device: the device.
+        on_unsupported: the policy that was applied.
+        decisions: one per role (and operation), with reason and source.
+        switches: global precision switches to set, name to setting.
+        micro_batches: micro-batches a step.
+        synchronises: every point at which the session waits for the device.
+        runnable: whether an installed plugin runs it here.
+        blockers: why it does not run; empty when it does.
+    """
+
+    recipe: str
+    recipe_hash: str
+    granted: str
+    effective: Recipe
+    device: Device
+    on_unsupported: OnUnsupported = "error"
+    decisions: tuple[Decision, ...] = ()
+    switches: dict[str, str] = {}
+    micro_batches: int = 1
+    synchronises: tuple[str, ...] = ()
+    runnable: bool = False
+    blockers: tuple[str, ...] = ()
+
+    def decision(self, role: str, op: str = "") -> Decision:
+        """Return the decision about a role (``compute.forward`` has one per ``op``); ``KeyError`` if there is none."""
+        for decision in self.decisions:
+            if decision.role == role and op in ("", decision.op):
+                return decision
+        raise KeyError(role)
+
+    @property
+    def warnings(self) -> list[str]:
+        """The reasons of every decision that was granted with a warning."""
+        return [f"{decision.role}: {decision.reason}" for decision in self.decisions if decision.grant == "warned"]
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the decisions and switches, 16 hexadecimal digits; equal on ranks that do the same arithmetic."""
+        document = msgspec.json.encode((self.granted, self.device.arch, self.decisions, self.switches, self.micro_batches), order="deterministic")
+        return hashlib.sha256(document).hexdigest()[:16]
+
+
+def plan_recipe(
+    recipe: Recipe,
+    device: Device,
+    matrix: Matrix,
+    implementations: Sequence[Implementation] | None = None,
+    *,
+    on_unsupported: OnUnsupported = "error",
+    strict: bool = False,
+    micro_batches: int = 1,
+) -> Plan:
+    """Plan a recipe onto a device.
+
+    Args:
+        recipe: what is asked.
+        device: where.
+        matrix: the capability matrices.
+        implementations: what the device's plugin can run; None when no installed plugin answers for the device.
+        on_unsupported: ``error`` refuses what the device lacks, ``nearest`` takes the next rung of fp8 -> bf16 -> fp16 + dynamic scaling -> fp32,
+            ``emulate`` grants emulated levels.
+        strict: refuse what no source speaks about.
+        micro_batches: micro-batches a step, >= 1.
+
+    Raises:
+        PlanError: a format is refused; names the device, the level, the source and the nearest recipe that would be granted.
+        DocumentError: ``micro_batches`` is below 1.
+    """
+    if micro_batches < 1:
+        raise DocumentError(f"micro_batches = {micro_batches}", found="below 1", remedy="use 1 for no accumulation")
+    request = Request(recipe=recipe, effective=recipe, device=device, matrix=matrix, on_unsupported=on_unsupported, strict=strict)
+    compute = decide_compute(request)
+    notes: list[Decision] = []
+    while on_unsupported == "nearest" and any(decision.grant == "refused" for decision in compute):
+        lowered = lower_recipe(request.effective)
+        if lowered is None:
+            break
+        notes = notes or [decision for decision in compute if decision.grant == "refused"]
+        request = msgspec.structs.replace(request, effective=lowered, replaced=tuple(notes))
+        compute = decide_compute(request)
+    effective = settle(request.effective, compute)
+    request = msgspec.structs.replace(request, effective=effective)
+    decisions = (
+        *compute,
+        *decide_accumulate(request, compute),
+        *decide_stored(request),
+        decide_reduce(request),
+        decide_loss_scale(request, compute),
+    )
+    refused = [decision for decision in decisions if decision.grant == "refused"]
+    if refused:
+        raise refusal(request, refused)
+    runnable, blockers = find_blockers(device, implementations, compute)
+    return Plan(
+        recipe=canonical_text(recipe),
+        recipe_hash=recipe_hash(recipe),
+        granted=canonical_text(effective),
+        effective=effective,
+        device=device,
+        on_unsupported=on_unsupported,
+        decisions=decisions,
+        switches=choose_switches(request),
+        micro_batches=micro_batches,
+        synchronises=synchronisations(effective),
+        runnable=runnable,
+        blockers=blockers,
+    )
+
+
+def settle(recipe: Recipe, compute: Sequence[Decision]) -> Recipe:
+    """Return ``recipe`` with every ordered choice replaced by the format that was granted."""
+    granted = {decision.role: decision.granted for decision in compute if decision.op == "matmul" and decision.grant != "refused"}
+    changes = {role: value for role, value in granted.items() if value in FORMATS and recipe.flat()[role] != value}
+    return recipe.evolve(**changes) if changes else recipe
+
+
+def refusal(request: Request, refused: Sequence[Decision]) -> PlanError:
+    """Return the error for refused decisions: what was asked, the level and source, and the nearest recipe that would be granted."""
+    first = refused[0]
+    device = request.device
+    remedy = "no rung of the ladder is granted either"
+    lowered: Recipe | None = request.recipe
+    while lowered is not None and (lowered := lower_recipe(lowered)) is not None:
+        trial = msgspec.structs.replace(request, recipe=lowered, effective=lowered, on_unsupported="error")
+        if all(decision.grant != "refused" for decision in decide_compute(trial)):
+            name = lowered.compute.forward + (" + dynamic loss scaling" if lowered.loss_scale.mode == "dynamic" else "")
+            remedy = f"nearest: {name}, taken by `--on-unsupported nearest`"
+            break
+    if first.role.startswith(("loss_scale", "reduce", "accumulate")):
+        remedy = f"change {first.role} in the recipe: `{request.recipe.preset}:{first.role}=...`"
+    found = f"{first.reason} [{first.source}]" if first.source else first.reason
+    return PlanError(f"{canonical_text(request.recipe)} is refused on {device.key}: {first.role}", found=found, remedy=remedy, decisions=tuple(refused))
+
+
+def find_blockers(device: Device, implementations: Sequence[Implementation] | None, compute: Sequence[Decision]) -> tuple[bool, tuple[str, ...]]:
+    """Tell whether a plugin runs every compute decision, and why not."""
+    if implementations is None:
+        return False, (NO_PLUGIN,)
+    blockers = [] if device.usable else [f"{device.key} is not usable: {device.cause}"]
+    for decision in compute:
+        matching = [i for i in implementations if (i.op, i.a, i.b) == (decision.op, *decision.pair)]
+        if any(implementation.level is not None for implementation in matching):
+            continue
+        reason = matching[0].reason if matching else NO_PLUGIN
+        blockers.append(f"{decision.role} ({decision.op}) in {decision.granted}: {reason}")
+    return not blockers, tuple(dict.fromkeys(blockers))
+
+
+def choose_switches(request: Request) -> dict[str, str]:
+    """Choose the setting of every global switch so that it computes what was granted."""
+    recipe = request.effective
+    chosen: dict[str, str] = {}
+    for switch in request.matrix.switches(request.device.arch) if request.device.arch in request.matrix.archs else ():
+        wanted = (recipe.compute.forward, "fp32") if switch.format == "fp32" else (recipe.accumulate.forward, "fp32")
+        for target in wanted:
+            setting = next((setting for setting, computes in switch.computes.items() if computes == target), None)
+            if setting is not None:
+                chosen[switch.name] = setting
+                break
+    return dict(sorted(chosen.items()))
+
+
+def synchronisations(recipe: Recipe) -> tuple[str, ...]:
+    """Return every point at which a session of this recipe waits for the device."""
+    points = ["flush of the record: one read of the buffered values every 50 steps or 5 s"]
+    if recipe.loss_scale.mode == "dynamic":
+        points.insert(0, "step(): one scalar read of the overflow verdict before the optimizer")
+    return tuple(points)

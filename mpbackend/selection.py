@@ -1,0 +1,131 @@
+"""Selecting a device: from ``auto`` or ``name[:address]`` to a backend and one of its devices."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from mpbackend.backend import Backend
+from mpbackend.device import Device, device_from_matrix
+from mpbackend.errors import BackendError
+from mpbackend.granting import OnUnsupported
+from mpbackend.planning import Plan, plan_recipe
+from mpbackend.plugins import Plugins, load_plugins
+from mpbackend.recipe import Recipe, parse_recipe
+
+VARIABLE = "MPBACKEND"
+AUTO = "auto"
+LOCAL_RANK = "LOCAL_RANK"
+
+
+class Selection(NamedTuple):
+    """A backend and the device of it that was chosen."""
+
+    backend: Backend
+    device: Device
+
+
+def select_device(spec: str, plugins: Plugins, environ: Mapping[str, str] | None = None) -> Selection:
+    """Resolve a spec.
+
+    Args:
+        spec: ``auto``, or a backend's name or device type, with ``:`` and digits or a device key after it. ``auto`` takes the value of the environment
+            variable ``MPBACKEND`` when that is set, else the best usable device: hardware other than the host first, then the host.
+        plugins: the loaded plugins.
+        environ: environment; the process's own when omitted.
+
+    Returns:
+        The backend and the device. ``LOCAL_RANK`` picks the index when the spec has no address.
+
+    Raises:
+        UnknownNameError: no such backend or device.
+        BackendError: the device is not usable, or ``auto`` found none; gives cause and remedy.
+    """
+    environment = os.environ if environ is None else environ
+    if spec == AUTO:
+        spec = environment.get(VARIABLE, "").strip() or AUTO
+    if spec == AUTO:
+        return pick(plugins, local_rank(environment))
+    name, colon, address = spec.partition(":")
+    backend = plugins.backend(name)
+    if colon:
+        device = backend.address(address)
+    else:
+        found = list(backend.discover())
+        usable = [device for device in found if device.usable] or found
+        if not usable:
+            raise BackendError(f"device {spec!r}", found=f"backend {name!r} found no device here", remedy="`mpbackend doctor` gives the cause")
+        device = usable[min(local_rank(environment), len(usable) - 1)]
+    if not device.usable:
+        raise BackendError(f"device {spec!r}", found=f"not usable: {device.cause}", remedy=device.remedy)
+    return Selection(backend, device)
+
+
+def local_rank(environ: Mapping[str, str]) -> int:
+    """Return ``LOCAL_RANK`` of a launcher, 0 when it is not set.
+
+    Raises:
+        BackendError: the variable is not a whole number >= 0.
+    """
+    text = environ.get(LOCAL_RANK, "0")
+    if not text.isdecimal():
+        raise BackendError(f"{LOCAL_RANK}={text!r}", found="not a whole number >= 0", remedy="unset it, or start with a launcher that sets it")
+    return int(text)
+
+
+def pick(plugins: Plugins, rank: int) -> Selection:
+    """Choose for ``auto``: accelerators before the host, hardware before emulation, the launcher's index among equals."""
+    devices = [device for device in plugins.devices() if device.usable and device.kind != "emulated"]
+    if not devices:
+        causes = "; ".join(f"{device.key}: {device.cause}" for device in plugins.devices()) or "no plugin found a device"
+        raise BackendError("device 'auto'", found=causes, remedy="`mpbackend doctor` says what to install")
+    accelerators = [device for device in devices if device.type != "cpu"]
+    pool = accelerators or devices
+    same = [device for device in pool if device.backend == pool[0].backend]
+    device = same[min(rank, len(same) - 1)]
+    return Selection(plugins.backends[device.backend], device)
+
+
+def plan(
+    recipe: Recipe | str,
+    device: Device | str,
+    *,
+    plugins: Plugins | None = None,
+    on_unsupported: OnUnsupported = "error",
+    strict: bool = False,
+    micro_batches: int = 1,
+) -> Plan:
+    """Plan a recipe onto a device of this machine, or onto any device that a matrix declares; imports no torch.
+
+    Args:
+        recipe: a recipe or its text form.
+        device: a device, or a device key such as ``h100``.
+        plugins: the loaded plugins; those installed when omitted.
+        on_unsupported: see ``mpbackend.planning.plan_recipe``.
+        strict: refuse what no source speaks about.
+        micro_batches: micro-batches a step.
+
+    Raises:
+        UnknownNameError: unknown preset, role, format or device.
+        PlanError: a format is refused.
+    """
+    known = load_plugins() if plugins is None else plugins
+    matrix = known.matrix()
+    asked = parse_recipe(recipe, known.presets) if isinstance(recipe, str) else recipe
+    target = find_device(device, known) if isinstance(device, str) else device
+    implementations = known.backends[target.backend].implements(target) if target.backend in known.backends else None
+    return plan_recipe(asked, target, matrix, implementations, on_unsupported=on_unsupported, strict=strict, micro_batches=micro_batches)
+
+
+def find_device(key: str, plugins: Plugins) -> Device:
+    """Return this machine's device with a key, else the one that a matrix declares.
+
+    Raises:
+        UnknownNameError: neither knows the key.
+    """
+    model = device_from_matrix(plugins.matrix(), key)
+    for device in plugins.devices():
+        if device.key == model.key and device.usable:
+            return device
+    return model
