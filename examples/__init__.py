@@ -1,0 +1,1 @@
+"""Examples that are also shipped, so that `mpbackend demo` runs from a wheel."""

@@ -1,0 +1,1 @@
+"""Observing a run: the record, and what was really computed."""

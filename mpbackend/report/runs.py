@@ -1,0 +1,103 @@
+"""Runs side by side: one column a record, one line a question. Pure: the same records give the same cells."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from mpbackend.observe.record import Recorded, StepRow, from_number
+from mpbackend.report.view import Column, Report, Table
+
+TAIL = 10
+"""Steps at the end of a run over which loss and gradient norm are averaged."""
+
+WARM_UP = 5
+"""Steps at the start that the step time leaves out."""
+
+NOT_OBSERVED = "not observed"
+
+
+def runs_report(runs: Sequence[Recorded]) -> Report:
+    """Return runs side by side as a report: one column a run, under its recipe."""
+    columns = (Column(""), *(Column(run.record.recipe.text) for run in runs))
+    rows = [(label, *cells) for label, cells in run_lines(runs).items()]
+    return Report("Runs side by side", [Table("", columns, rows)])
+
+
+def run_lines(runs: Sequence[Recorded]) -> dict[str, list[str]]:
+    """Return the lines of the comparison: label to one cell for each run."""
+    lines = {
+        "device": [run.record.device.key + ("" if run.record.run.kind == "hardware" else f" ({run.record.run.kind})") for run in runs],
+        "compute, asked": [compute_cell(run) for run in runs],
+        "compute, observed": [shares_cell(run) for run in runs],
+        "steps": [str(run.record.totals.steps) for run in runs],
+        f"loss, mean of last {TAIL}": [tail_mean(run.steps, "loss") for run in runs],
+        f"gradient norm, mean of last {TAIL}": [tail_mean(run.steps, "grad_norm") for run in runs],
+        "non-finite steps": [str(run.record.totals.nonfinite) for run in runs],
+        "skipped steps": [str(run.record.totals.skipped) for run in runs],
+        "loss scale, last": [scale_cell(run) for run in runs],
+        "step time, median ms": [step_time(run.steps) for run in runs],
+        "peak memory": [memory_cell(run) for run in runs],
+    }
+    for name in runs[0].record.classes if runs else ():
+        lines[f"{name}, asked"] = [run.record.classes[name].asked for run in runs]
+        lines[f"{name}, observed"] = [formats_cell(run.record.classes[name].observed) for run in runs]
+    return lines
+
+
+def compute_cell(run: Recorded) -> str:
+    """Return the planned compute format, with its level where that is not native."""
+    decision = next(decision for decision in run.record.plan if decision.role == "compute.forward")
+    return decision.granted if decision.level in ("native", "library") else f"{decision.granted} ({decision.level})"
+
+
+def shares_cell(run: Recorded) -> str:
+    """Return the formats of the dispatched matrix products by share of FLOPs, largest first; one of all FLOPs stands alone."""
+    shares = sorted(run.record.compute.shares.items(), key=lambda item: -item[1])
+    if not shares:
+        return NOT_OBSERVED
+    if len(shares) == 1:
+        return shares[0][0]
+    return ", ".join(f"{name} {percent(share)}" for name, share in shares)
+
+
+def percent(share: float) -> str:
+    """Return a share in percent that never rounds a part to none or to all."""
+    text = f"{share:.1%}"
+    if share > 0 and text == "0.0%":
+        return "<0.1%"
+    return ">99.9%" if share < 1 and text == "100.0%" else text
+
+
+def tail_mean(steps: Sequence[StepRow], field: str) -> str:
+    """Return the mean of a field over the last taken steps, four digits; what JSON calls a non-finite number stays in words."""
+    values = [getattr(row, field) for row in steps if row.stepped and getattr(row, field) is not None][-TAIL:]
+    return f"{statistics.fmean(from_number(value) for value in values):.4f}" if values else NOT_OBSERVED
+
+
+def scale_cell(run: Recorded) -> str:
+    """Return the loss scale of the last step, as a power of two; ``none`` without scaling."""
+    mode = next(decision.granted for decision in run.record.plan if decision.role == "loss_scale.mode")
+    if mode == "none" or not run.steps:
+        return "none"
+    return f"2^{round(math.log2(run.steps[-1].scale))}"
+
+
+def step_time(steps: Sequence[StepRow]) -> str:
+    """Return the median step time after the warm-up, milliseconds."""
+    times = [from_number(row.ms) for row in steps[WARM_UP:] if row.ms is not None]
+    return f"{statistics.median(times):.1f}" if times else NOT_OBSERVED
+
+
+def memory_cell(run: Recorded) -> str:
+    """Return the peak memory in MiB with its basis, or ``unknown``."""
+    peak = run.record.memory.get("peak")
+    return "unknown" if peak is None else f"{peak / 2**20:.0f} MiB ({run.record.memory_basis})"
+
+
+def formats_cell(observed: dict[str, int]) -> str:
+    """Return formats with their size in MiB, largest first."""
+    if not observed:
+        return NOT_OBSERVED
+    return ", ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in sorted(observed.items(), key=lambda item: -item[1]))

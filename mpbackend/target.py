@@ -1,0 +1,178 @@
+"""What ``select`` returns: a device with the backend that answers for it, from which plans and sessions are made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from mpbackend.backend import Backend
+from mpbackend.device import Device
+from mpbackend.errors import PlanError, SessionError
+from mpbackend.formats import FORMATS
+from mpbackend.granting import OnUnsupported
+from mpbackend.planning import Plan
+from mpbackend.plugins import Plugins, load_plugins
+from mpbackend.recipe import Recipe
+from mpbackend.selection import plan as plan_for
+from mpbackend.selection import select_device
+from mpbackend.train.clipping import check_clip_norm
+from mpbackend.train.fence import Fence
+from mpbackend.train.policy import PinnedPolicy
+from mpbackend.train.recording import Recording
+from mpbackend.train.session import Scheduler, Session
+
+if TYPE_CHECKING:
+    from mpbackend.decisions import Decision
+
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+Schedulers = Scheduler | Sequence[Scheduler]
+
+
+def select(spec: str = "auto", *, environ: Mapping[str, str] | None = None) -> Target:
+    """Select the device to train on.
+
+    Args:
+        spec: ``auto``, or a backend's name or device type with ``:`` and an index or device key: ``cpu``, ``cpu:0``. ``auto`` is overridden by the environment
+            variable ``MPBACKEND``.
+        environ: environment; the process's own when omitted.
+
+    Raises:
+        UnknownNameError: no installed plugin answers for the spec.
+        BackendError: the device is not usable; gives cause and remedy.
+    """
+    plugins = load_plugins()
+    selection = select_device(spec, plugins, environ)
+    return Target(selection.backend, selection.device, plugins)
+
+
+class Target:
+    """A device and its backend.
+
+    Args:
+        backend: the backend.
+        info: the device as the backend found it.
+        plugins: the loaded plugins, for matrices and presets.
+
+    Attributes:
+        device: the torch device; ``model.to(target.device)``.
+        info: the device as the backend found it.
+    """
+
+    def __init__(self, backend: Backend, info: Device, plugins: Plugins) -> None:
+        self.backend = backend
+        self.info = info
+        self.plugins = plugins
+        self.device = torch.device(info.type) if info.type == "cpu" else torch.device(info.type, info.index)
+
+    def plan(self, recipe: Recipe | str, *, on_unsupported: OnUnsupported = "error", strict: bool = False, micro_batches: int = 1) -> Plan:
+        """Plan a recipe onto this device; see ``mpbackend.plan``."""
+        return plan_for(recipe, self.info, plugins=self.plugins, on_unsupported=on_unsupported, strict=strict, micro_batches=micro_batches)
+
+    def prepare(
+        self,
+        model: torch.nn.Module,
+        optimizer: Optimizers,
+        recipe: Recipe | str | None = None,
+        *,
+        plan: Plan | None = None,
+        clip_norm: float | None = None,
+        micro_batches: int = 1,
+        average: bool = False,
+        scheduler: Schedulers = (),
+        record: str | os.PathLike[str] | None = None,
+        seed: int | None = None,
+        fence: Literal["set", "report"] = "set",
+        on_unsupported: OnUnsupported = "error",
+    ) -> Session:
+        """Make a session.
+
+        Args:
+            model: the model, on ``device``.
+            optimizer: one optimizer or several, over the model's parameters.
+            recipe: recipe to plan; or give ``plan``.
+            plan: a plan made for this device.
+            clip_norm: clip gradients to this L2 norm; None leaves them.
+            micro_batches: micro-batches a step, summed.
+            average: divide the sum by the micro-batches seen.
+            scheduler: learning-rate schedulers to step after every taken step.
+            record: folder to write the record to.
+            seed: seed of the run, for the record.
+            fence: ``set`` the global switches of the plan, or only ``report`` them.
+            on_unsupported: policy when ``recipe`` is planned here.
+
+        Raises:
+            PlanError: the plan is refused, or no installed plugin runs it here.
+            SessionError: the model is elsewhere, or its parameters are not in the format that the recipe says.
+        """
+        check_clip_norm(clip_norm)
+        if (recipe is None) == (plan is None):
+            raise SessionError("prepare()", found="recipe and plan" if plan is not None else "neither recipe nor plan", remedy="give exactly one of them")
+        chosen = plan if plan is not None else self.plan(recipe or "", on_unsupported=on_unsupported, micro_batches=micro_batches)
+        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+        schedulers = [scheduler] if isinstance(scheduler, Scheduler) else list(scheduler)
+        self._check(chosen, model, optimizers)
+        resources = ExitStack()
+        try:
+            switches = Fence(self.backend.switches(self.info), chosen.switches, mode=fence)
+            resources.enter_context(switches)
+            if chosen.effective.sensitive == "fp32" and autocast_dtype(chosen) is not None:
+                resources.enter_context(PinnedPolicy(self.backend.autocast_key, self.backend.op_policy(self.info)))
+            conversion = self.backend.convert(model, chosen)
+            recording = None
+            if record is not None:
+                recording = Recording(record, chosen, self.backend, model, conversion, switches.report, seed)
+        except BaseException:
+            resources.close()
+            raise
+        return Session(
+            model,
+            optimizers,
+            chosen,
+            self.backend,
+            autocast_dtype=autocast_dtype(chosen),
+            clip_norm=clip_norm,
+            average=average,
+            schedulers=schedulers,
+            recording=recording,
+            conversion=conversion,
+            resources=resources,
+        )
+
+    def _check(self, plan: Plan, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Check that the plan runs here and fits the model; see ``prepare``."""
+        if plan.device != self.info:
+            raise PlanError(f"plan for {plan.device.key}", found=f"the target is {self.info.key}", remedy="make the plan with target.plan()")
+        if not plan.runnable:
+            raise PlanError(f"{plan.granted} on {plan.device.key}", found="; ".join(plan.blockers), remedy="`mpbackend plan` shows what runs")
+        blocked = unserved_roles(plan)
+        if blocked:
+            first = blocked[0]
+            remedy = "recipes with fp32 parameters train: fp32, fp16, bf16"
+            raise PlanError(
+                f"{plan.granted} on {plan.device.key}", found=f"{first.role}={first.granted} is planned but not trained by this version", remedy=remedy
+            )
+        if not optimizers:
+            raise SessionError("prepare()", found="no optimizer")
+        wanted = FORMATS[plan.effective.params].torch_dtype
+        for name, parameter in model.named_parameters():
+            if parameter.device.type != self.device.type:
+                raise SessionError("prepare()", found=f"parameter {name} is on {parameter.device}", remedy=f"model.to({self.info.address!r}'s device) first")
+            if parameter.is_floating_point() and str(parameter.dtype) != f"torch.{wanted}":
+                remedy = f"model.to(torch.{wanted}), or a recipe with masters such as {plan.effective.compute.forward}-master"
+                raise SessionError("prepare()", found=f"parameter {name} is {parameter.dtype}, the recipe keeps {wanted}", remedy=remedy)
+
+
+def autocast_dtype(plan: Plan) -> torch.dtype | None:
+    """Return the dtype of autocast under a plan: the 16-bit compute format, or None for fp32."""
+    name = plan.effective.compute.forward
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name)
+
+
+def unserved_roles(plan: Plan) -> list[Decision]:
+    """Return the decisions of storage roles that the session does not carry out: it trains fp32 parameters with fp32 sums and moments."""
+    served = {"params": "fp32", "master": "none", "grads": "fp32", "optimizer.exp_avg": "fp32", "optimizer.exp_avg_sq": "fp32", "buffers": "keep"}
+    return [decision for decision in plan.decisions if served.get(decision.role, decision.granted) != decision.granted]

@@ -1,0 +1,1 @@
+"""Training: the session and what it is made of."""

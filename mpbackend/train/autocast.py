@@ -1,0 +1,64 @@
+"""Entering autocast and the backend's execution context, cheaply and from any thread.
+
+One autocast object is kept per thread and depth: entering one object twice would leave autocast on after the inner exit.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+
+import torch
+
+ContextFactory = Callable[[], AbstractContextManager[object] | None]
+
+
+class _Stack(threading.local):
+    """The autocast objects of one thread, by depth, and the contexts that are open around them."""
+
+    def __init__(self) -> None:
+        self.objects: list[torch.autocast] = []
+        self.open: list[AbstractContextManager[object] | None] = []
+
+
+class ForwardContext:
+    """The context of a forward pass: the backend's execution context, then autocast.
+
+    Args:
+        device_type: torch device type.
+        dtype: autocast dtype, or None for no autocast (fp32).
+        around: makes the context to enter around autocast for this pass; returns None when there is none.
+    """
+
+    def __init__(self, device_type: str, dtype: torch.dtype | None, around: ContextFactory) -> None:
+        self._device_type = device_type
+        self._dtype = dtype
+        self._around = around
+        self._stack = _Stack()
+
+    def __enter__(self) -> None:
+        stack = self._stack
+        depth = len(stack.open)
+        outer = self._around()
+        if outer is not None:
+            outer.__enter__()
+        stack.open.append(outer)
+        if self._dtype is not None:
+            if depth == len(stack.objects):
+                stack.objects.append(torch.autocast(self._device_type, dtype=self._dtype))
+            stack.objects[depth].__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        stack = self._stack
+        outer = stack.open.pop()
+        if self._dtype is not None:
+            stack.objects[len(stack.open)].__exit__(kind, error, trace)
+        if outer is not None:
+            outer.__exit__(kind, error, trace)
+
+    @property
+    def entered(self) -> bool:
+        """Whether this thread is inside the context."""
+        return bool(self._stack.open)

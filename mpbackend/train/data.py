@@ -1,0 +1,101 @@
+"""Watching the data: samples, tokens and a fingerprint, so that two runs can show that they saw the same batches."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import torch
+
+BatchT = TypeVar("BatchT")
+
+HASHED_AT_START = 8
+HASHED_EVERY = 50
+INTEGER_DTYPES = frozenset({torch.int32, torch.int64, torch.uint8, torch.int16})
+
+
+class DataWatch:
+    """Counts samples and tokens and fingerprints batches.
+
+    The first 8 batches and then one in 50 are hashed, in order, with their position; hashing a batch that is on a device reads it.
+
+    Attributes:
+        samples: samples since ``take``: the length of the first tensor of each batch.
+        tokens: tokens since ``take``: elements of the first tensor where it holds integers in two dimensions or more.
+        batches: batches seen in all.
+    """
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.tokens = 0
+        self.batches = 0
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def watch(self, loader: Iterable[BatchT]) -> Iterator[BatchT]:
+        """Yield the batches of ``loader`` unchanged, counting them."""
+        for batch in loader:
+            first = first_tensor(batch)
+            if first is not None and first.dim():
+                self.samples += first.shape[0]
+                if first.dtype in INTEGER_DTYPES and first.dim() > 1:
+                    self.tokens += first.numel()
+            if self.batches < HASHED_AT_START or self.batches % HASHED_EVERY == 0:
+                self._hash.update(str(self.batches).encode())
+                for tensor in tensors_in(batch):
+                    hash_tensor(self._hash, tensor)
+            self.batches += 1
+            yield batch
+
+    def take(self) -> tuple[int, int]:
+        """Return samples and tokens since the last call."""
+        counted = (self.samples, self.tokens)
+        self.samples = self.tokens = 0
+        return counted
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the sampled batches so far, 32 hexadecimal digits; empty before the first."""
+        return self._hash.hexdigest() if self.batches else ""
+
+
+def first_tensor(batch: Any) -> torch.Tensor | None:
+    """Return the first tensor in a batch: a tensor, or a nesting of tuples, lists and mappings."""
+    return next(tensors_in(batch), None)
+
+
+def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
+    """Yield every tensor of a nesting of tuples, lists and mappings, in order."""
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from tensors_in(value)
+    elif isinstance(batch, (tuple, list)):
+        for value in batch:
+            yield from tensors_in(value)
+
+
+def hash_tensor(digest: Any, tensor: torch.Tensor, limit: int | None = None) -> None:
+    """Add a tensor to a hash: format, shape and bytes.
+
+    Args:
+        digest: a hashlib object.
+        tensor: a dense tensor on any device; one that is not on the host is copied there.
+        limit: elements to hash at most; all of them when omitted.
+    """
+    digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+    flat = tensor.detach().reshape(-1)
+    host = (flat if limit is None else flat[:limit]).cpu().contiguous()
+    if host.numel():
+        digest.update(ctypes.string_at(host.data_ptr(), host.numel() * host.element_size()))
+
+
+def weights_fingerprint(model: torch.nn.Module, elements: int = 1024) -> str:
+    """Return a hash of names, formats, shapes and the first elements of every parameter, 32 hexadecimal digits."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(name.encode())
+        hash_tensor(digest, parameter, elements)
+    return digest.hexdigest()

@@ -1,0 +1,141 @@
+"""Writing the record of a session: what was planned, and what is observed on sampled steps."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from mpbackend import __version__
+from mpbackend.observe.audit import Observer, SavedActivations, observed_classes
+from mpbackend.observe.record import (
+    ClassReading,
+    ComputeReading,
+    RecipeName,
+    RecordWriter,
+    Run,
+    RunRecord,
+    StepRow,
+    SwitchReading,
+    Totals,
+    asked_classes,
+    count_totals,
+)
+from mpbackend.train.data import weights_fingerprint
+
+if TYPE_CHECKING:
+    from mpbackend.backend import Backend
+    from mpbackend.planning import Plan
+
+OBSERVE_EVERY = 1000
+"""Steps between observations of dispatched operations, saved activations and held formats; the first step is always observed."""
+
+SwitchReport = Callable[[], Mapping[str, Mapping[str, str]]]
+
+
+class Recording:
+    """The record of one session while it is being written.
+
+    Args:
+        folder: where to write.
+        plan: the plan of the session.
+        backend: the backend, for environment and memory.
+        model: the model at the start, for its fingerprint.
+        conversion: one row per converted layer.
+        switches: reports the state of the fence.
+        seed: seed of the run, or None.
+
+    Attributes:
+        observing: whether the present step is observed.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        plan: Plan,
+        backend: Backend,
+        model: torch.nn.Module,
+        conversion: Sequence[Mapping[str, str]],
+        switches: SwitchReport,
+        seed: int | None,
+    ) -> None:
+        self._writer = RecordWriter(folder)
+        self._plan = plan
+        self._switches = switches
+        self._meter = backend.memory(plan.device)
+        self._meter.reset_peak()
+        self._conversion = tuple(dict(row) for row in conversion)
+        self._run = Run(id=uuid.uuid4().hex[:12], seed=seed, kind=plan.device.kind)
+        self._environment = {"mpbackend": __version__, "torch": torch.__version__, **backend.environment(plan.device)}
+        self._weights = weights_fingerprint(model)
+        self._totals = Totals()
+        self._classes: dict[str, ClassReading] = {name: ClassReading(asked=asked) for name, asked in asked_classes(plan.effective.flat()).items()}
+        self._compute = ComputeReading()
+        self._steps = 0
+        self._held = [*model.parameters(), *model.buffers()]
+        self._observe()
+        self.observing = True
+
+    def _observe(self) -> None:
+        self._observer = Observer()
+        self._activations = SavedActivations(self._held)
+
+    def enter(self, phase: Literal["forward", "backward"], stack: ExitStack) -> None:
+        """Observe a pass of an observed step: its dispatched operations and, forward, the activations it saves."""
+        if phase == "forward":
+            stack.enter_context(self._activations)
+        stack.enter_context(self._observer)
+
+    def finish_step(self, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], *, stepped: bool) -> None:
+        """Read what an observed step held, before its gradients are cleared; a skipped step is observed again."""
+        self._steps += 1
+        if self.observing and stepped:
+            observed = observed_classes(model, optimizers, self._activations.bytes)
+            self._classes = {name: ClassReading(asked=reading.asked, observed=observed.get(name, {})) for name, reading in self._classes.items()}
+            seen = self._observer.summary()
+            self._compute = ComputeReading(shares=seen.shares, flops=seen.flops, casts=seen.casts, cast_bytes=seen.cast_bytes)
+        self.observing = self._steps % OBSERVE_EVERY == 0 or (self.observing and not stepped)
+        if self.observing:
+            self._observe()
+
+    def write(self, rows: Iterable[StepRow], data_fingerprint: str) -> None:
+        """Append finished rows and replace ``record.json``."""
+        finished = list(rows)
+        self._writer.append(finished)
+        self._totals = count_totals(finished, self._totals)
+        memory = self._meter.read()
+        self._writer.write(
+            RunRecord(
+                run=self._run,
+                environment=self._environment,
+                device=self._plan.device,
+                recipe=RecipeName(text=self._plan.recipe, hash=self._plan.recipe_hash, granted=self._plan.granted),
+                plan=self._plan.decisions,
+                switches={name: SwitchReading(**reading) for name, reading in self._switches().items()},
+                classes=self._classes,
+                compute=self._compute,
+                conversion=self._conversion,
+                fingerprints={"data": data_fingerprint, "weights": self._weights},
+                memory={"allocated": memory.allocated, "peak": memory.peak},
+                memory_basis=memory.basis,
+                totals=self._totals,
+            )
+        )
+
+    def account(self) -> str:
+        """Return the five classes, asked and observed, and the effective compute format, as aligned text."""
+        lines = [f"{'class':<16} {'asked':<28} observed"]
+        for name, reading in self._classes.items():
+            seen = ", ".join(f"{fmt} {size:,} B" for fmt, size in sorted(reading.observed.items())) or "not observed"
+            lines.append(f"{name:<16} {reading.asked:<28} {seen}")
+        shares = ", ".join(f"{fmt} {share:.1%}" for fmt, share in self._compute.shares.items()) or "no matrix product seen"
+        lines.append(f"{'compute':<16} {self._plan.effective.compute.forward:<28} {shares}")
+        return "\n".join(lines)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._writer.close()
