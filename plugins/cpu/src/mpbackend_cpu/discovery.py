@@ -1,0 +1,109 @@
+"""What this machine's processor is, from the kernel's own files and package metadata. Imports no torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from pathlib import Path
+
+from packaging.version import Version
+
+from mpbackend.device import Device
+
+BACKEND = "cpu"
+OLDEST_TORCH = (2, 9)
+"""The first release with ``torch.backends.mkldnn.matmul.fp32_precision``, which the switches of this plugin set."""
+
+X86_MACHINES = frozenset({"x86_64", "amd64", "i686"})
+ARM_MACHINES = frozenset({"aarch64", "arm64"})
+
+X86_ARCHS: tuple[tuple[str, frozenset[str]], ...] = (
+    ("x86-64-amx", frozenset({"amx_tile", "amx_bf16"})),
+    ("x86-64-avx512_fp16", frozenset({"avx512_fp16"})),
+    ("x86-64-avx512_bf16", frozenset({"avx512_bf16"})),
+    ("x86-64-avx512", frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq"})),
+    ("x86-64", frozenset()),
+)
+"""Architecture key of the matrix to the flags of ``/proc/cpuinfo`` that it takes; the first that fits is the processor's."""
+
+ARM_ARCH = "aarch64"
+UNKNOWN_ARCH = "unknown"
+
+
+def read_text(path: str) -> str:
+    """Return the content of a file of the kernel; empty where there is none, as outside Linux."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def field(cpuinfo: str, *names: str) -> str:
+    """Return the first value of the first of ``names`` in the text of ``/proc/cpuinfo``; empty when there is none."""
+    for name in names:
+        for line in cpuinfo.splitlines():
+            key, colon, value = line.partition(":")
+            if colon and key.strip() == name and value.strip():
+                return value.strip()
+    return ""
+
+
+def features(cpuinfo: str) -> frozenset[str]:
+    """Return the instruction-set flags in the text of ``/proc/cpuinfo`` (``flags`` on x86, ``Features`` on Arm)."""
+    return frozenset(field(cpuinfo, "flags", "Features").split())
+
+
+def architecture(cpuinfo: str, machine: str) -> str:
+    """Return the architecture key of the matrix.
+
+    Args:
+        cpuinfo: text of ``/proc/cpuinfo``; empty where there is none, which leaves an x86 processor at its baseline.
+        machine: ``platform.machine()``.
+    """
+    if machine.lower() in ARM_MACHINES:
+        return ARM_ARCH
+    if machine.lower() not in X86_MACHINES:
+        return UNKNOWN_ARCH
+    flags = features(cpuinfo)
+    return next(key for key, needed in X86_ARCHS if needed <= flags)
+
+
+def memory_bytes(meminfo: str) -> int | None:
+    """Return the bytes of main memory from the text of ``/proc/meminfo``, whose unit is KiB; None where it does not say."""
+    for line in meminfo.splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def torch_state() -> tuple[dict[str, str], str, str]:
+    """Return (versions, cause, remedy): cause and remedy are empty when the installed torch can be used."""
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return {}, "torch is not installed", "pip install torch"
+    if Version(version).release < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        return {"torch": version}, f"torch {version} is older than {oldest}", f"pip install 'torch>={oldest}'"
+    return {"torch": version}, "", ""
+
+
+def find_device() -> Device:
+    """Return the processor of this machine."""
+    cpuinfo = read_text("/proc/cpuinfo")
+    machine = platform.machine()
+    arch = architecture(cpuinfo, machine)
+    versions, cause, remedy = torch_state()
+    return Device(
+        key=arch,
+        arch=arch,
+        name=field(cpuinfo, "model name", "Model") or platform.processor() or machine,
+        backend=BACKEND,
+        type="cpu",
+        index=0,
+        versions=versions,
+        memory_bytes=memory_bytes(read_text("/proc/meminfo")),
+        usable=not cause,
+        cause=cause,
+        remedy=remedy,
+    )

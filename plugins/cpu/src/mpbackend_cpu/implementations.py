@@ -1,0 +1,69 @@
+"""What this plugin runs on a processor, and why it does not run the rest. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mpbackend.backend import Implementation
+from mpbackend.capability import Level
+from mpbackend.formats import FORMATS
+from mpbackend_cpu.discovery import ARM_ARCH
+
+OPS = ("matmul", "conv")
+
+BF16_INSTRUCTIONS = frozenset({"x86-64-amx", "x86-64-avx512_bf16", "x86-64-avx512_fp16"})
+"""Architectures with a bf16 dot product. A processor that reports avx512_fp16 has avx512_bf16 too: both came to x86 servers before it."""
+
+BF16_BY_ONEDNN = BF16_INSTRUCTIONS | {"x86-64-avx512"}
+"""Where torch hands bf16 to oneDNN, which needs avx512bw, avx512vl and avx512dq (``mkldnn_bf16_device_check``); elsewhere torch's own loop runs it."""
+
+FP16_INSTRUCTIONS = frozenset({"x86-64-amx", "x86-64-avx512_fp16"})
+"""Architectures on which torch hands fp16 to oneDNN. Every processor with AMX has avx512_fp16."""
+
+MIXED = (("fp8_e5m2", "fp8_e4m3"), ("fp8_e4m3", "fp8_e5m2"))
+"""Operand pairs of two formats that a recipe can ask for."""
+
+FP16_ROUNDED = "computed in fp32 from fp16 operands, each result rounded to fp16; attention keeps its probabilities in fp32"
+FP16_NATIVE = "oneDNN with avx512_fp16; this project has not run it on such a processor"
+TF32 = "no CPU architecture of the matrix has it; torch's setting 'tf32' changes the arithmetic only with AMX-FP16"
+LOW_BIT = "this plugin converts no layer to a scaled low-bit format; plan bf16, or a backend that does"
+OTHER = "torch has no CPU matrix product in this format"
+
+
+def implementations(arch: str, features: frozenset[str]) -> list[Implementation]:
+    """Return what runs on an architecture, then what does not, with reasons.
+
+    Args:
+        arch: architecture key.
+        features: flags of ``/proc/cpuinfo``; tell whether an Arm processor has bf16 instructions.
+    """
+    runs = [row for op in OPS for row in running(op, arch, features)]
+    formats = [name for name, spec in FORMATS.items() if spec.kind == "float" and name not in {row.a for row in runs}]
+    pairs = [(name, name) for name in formats] + list(MIXED)
+    refused = [Implementation(op=op, a=a, b=b, accumulate="none", path="none", reason=refusal(a)) for op in OPS for a, b in pairs]
+    return runs + refused
+
+
+def running(op: str, arch: str, features: frozenset[str]) -> Iterator[Implementation]:
+    """Yield what runs for one operation."""
+    blas = "mkl" if op == "matmul" and arch != ARM_ARCH else "onednn"
+    yield Implementation(op=op, a="fp32", b="fp32", accumulate="fp32", path=blas, level="native")
+    yield Implementation(op=op, a="fp64", b="fp64", accumulate="fp64", path="mkl" if blas == "mkl" else "aten", level="native")
+    bf16 = bf16_level(arch, features)
+    by_onednn = arch in BF16_BY_ONEDNN or (arch == ARM_ARCH and bf16 == "native")
+    yield Implementation(op=op, a="bf16", b="bf16", accumulate="fp32", path="onednn" if by_onednn else "aten", level=bf16)
+    if arch in FP16_INSTRUCTIONS:
+        yield Implementation(op=op, a="fp16", b="fp16", accumulate="fp32", path="onednn", level="native", reason=FP16_NATIVE)
+    yield Implementation(op=op, a="fp16", b="fp16", accumulate="fp32", path=blas, level="emulated", reason=FP16_ROUNDED)
+
+
+def bf16_level(arch: str, features: frozenset[str]) -> Level:
+    """Return whether bf16 products have an instruction."""
+    return "native" if arch in BF16_INSTRUCTIONS or (arch == ARM_ARCH and "bf16" in features) else "emulated"
+
+
+def refusal(name: str) -> str:
+    """Return why products in a format do not run."""
+    if FORMATS[name].is_low_bit:
+        return LOW_BIT
+    return TF32 if name == "tf32" else OTHER
