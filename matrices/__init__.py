@@ -1,0 +1,1 @@
+"""The capability matrices that mpbackend ships, as package data."""
