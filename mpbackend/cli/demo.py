@@ -71,7 +71,9 @@ def train(example: Any, target: Target, plan: Plan, folder: Path, steps: int, se
     with Progress(*columns) as progress:
         task = progress.add_task(plan.recipe, total=steps, loss="")
         for loss in example.train(target, plan, str(folder), steps, seed):
-            progress.update(task, advance=1, **({} if loss is None else {"loss": f"loss {loss:.3f}"}))
+            progress.advance(task)
+            if loss is not None:
+                progress.update(task, loss=f"loss {loss:.3f}")
     return load_record(folder)
 
 

@@ -38,7 +38,7 @@ def run_lines(runs: Sequence[Recorded]) -> dict[str, list[str]]:
         "skipped steps": [str(run.record.totals.skipped) for run in runs],
         "loss scale, last": [scale_cell(run) for run in runs],
         "step time, median ms": [step_time(run.steps) for run in runs],
-        "peak memory": [memory_cell(run) for run in runs],
+        peak_label(runs): [memory_cell(run) for run in runs],
     }
     for name in runs[0].record.classes if runs else ():
         lines[f"{name}, asked"] = [run.record.classes[name].asked for run in runs]
@@ -90,14 +90,30 @@ def step_time(steps: Sequence[StepRow]) -> str:
     return f"{statistics.median(times):.1f}" if times else NOT_OBSERVED
 
 
+def peak_label(runs: Sequence[Recorded]) -> str:
+    """Return the label of the peak memory with what was measured, where that is the same for every run."""
+    bases = {run.record.memory_basis for run in runs}
+    return f"peak memory, {bases.pop()}" if len(bases) == 1 else "peak memory"
+
+
 def memory_cell(run: Recorded) -> str:
-    """Return the peak memory in MiB with its basis, or ``unknown``."""
+    """Return the peak memory, or ``unknown``."""
     peak = run.record.memory.get("peak")
-    return "unknown" if peak is None else f"{peak / 2**20:.0f} MiB ({run.record.memory_basis})"
+    return "unknown" if peak is None else size_text(peak)
 
 
 def formats_cell(observed: dict[str, int]) -> str:
-    """Return formats with their size in MiB, largest first."""
+    """Return formats with their size, largest first."""
     if not observed:
         return NOT_OBSERVED
-    return ", ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in sorted(observed.items(), key=lambda item: -item[1]))
+    return ", ".join(f"{name} {size_text(size)}" for name, size in sorted(observed.items(), key=lambda item: -item[1]))
+
+
+def size_text(count: int) -> str:
+    """Return bytes in the largest binary unit that keeps the figure at 1 or above, one decimal."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

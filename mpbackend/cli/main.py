@@ -1,0 +1,82 @@
+"""The command line. A command's module is imported when the command is run or its help is shown, so that one command does not pay for another."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+from mpbackend import __version__
+from mpbackend.errors import MpbackendError, nearest_names
+
+COMMANDS = ("demo", "devices", "doctor", "matrix", "memory", "plan", "recipes")
+"""Commands by name; ``mpbackend.cli.<name>`` defines ``command``."""
+
+
+class OneLine(click.ClickException):
+    """An error of mpbackend as the command line shows it: one line, exit code 2, no traceback."""
+
+    exit_code = 2
+
+    def show(self, file: Any = None) -> None:
+        """Print ``error: <message>`` to standard error."""
+        click.echo(f"error: {' '.join(self.message.split())}", file=file, err=True)
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands by name and imports them on demand."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names, sorted."""
+        return sorted({*COMMANDS, *super().list_commands(ctx)})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command; None when there is none of that name."""
+        if cmd_name not in COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        command = importlib.import_module(f"mpbackend.cli.{cmd_name}").command
+        if not isinstance(command, click.Command):
+            raise TypeError(f"mpbackend.cli.{cmd_name}.command is a {type(command).__name__}")
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """Resolve a command; an unknown name is answered with the nearest ones."""
+        name = args[0]
+        if name not in self.list_commands(ctx) and not name.startswith("-"):
+            near = nearest_names(name, COMMANDS)
+            ctx.fail(f"no command {name!r}; " + (f"nearest: {', '.join(near)}" if near else f"commands: {', '.join(COMMANDS)}"))
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error of mpbackend becomes one line."""
+        try:
+            return super().invoke(ctx)
+        except MpbackendError as error:
+            raise OneLine(str(error)) from error
+
+
+def show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    """Print the version of the core and of every plugin, and what is unavailable."""
+    if not wanted or ctx.resilient_parsing:
+        return
+    from mpbackend.plugins import load_plugins
+
+    plugins = load_plugins()
+    click.echo(f"mpbackend {__version__}")
+    for name, version in sorted(plugins.distributions.items()):
+        click.echo(f"{name} {version}")
+    for entry in plugins.unavailable:
+        owner = f" ({entry.distribution})" if entry.distribution else ""
+        click.echo(f"unavailable: {entry.name}{owner}: {entry.cause}")
+    ctx.exit()
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=show_version, help="Show the versions of the core and the plugins.")
+def main() -> None:
+    """Plan, run and compare one mixed-precision training recipe on several vendors' devices, with a source for every claim."""
+
+
+if __name__ == "__main__":
+    main()

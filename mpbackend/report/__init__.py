@@ -1,0 +1,1 @@
+"""Reports: pure functions from records and matrices to terminal, Markdown and HTML."""

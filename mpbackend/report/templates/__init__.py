@@ -1,0 +1,1 @@
+"""Templates of the HTML reports, as package data."""
