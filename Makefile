@@ -1,0 +1,51 @@
+# Everything runs in virtual environments that these targets make; only Python 3.11 or newer, make and a network are needed.
+
+PYTHON ?= python3
+VENV := .venv
+BENCH_VENV := .bench-venv
+BIN := $(VENV)/bin
+PIP_OPTIONS := --quiet --disable-pip-version-check --no-input --progress-bar off
+PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
+TYPED := mpbackend matrices plugins examples benchmarks tests docs/examples
+
+.PHONY: demo test lint test-slow bench docs clean python-version
+.DEFAULT_GOAL := test
+
+demo: $(VENV)/.stamp
+	$(BIN)/mpbackend demo
+
+test: lint
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+lint: $(VENV)/.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(TYPED)
+
+test-slow: $(VENV)/.stamp
+	$(BIN)/python -m pytest -n 2 -m slow
+
+bench: $(BENCH_VENV)/.stamp
+	set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BENCH_VENV)/bin/python "$$script"; done
+
+docs: $(VENV)/.stamp
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf $(VENV) $(BENCH_VENV) build dist demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+	find . -name '*.egg-info' -prune -exec rm -rf {} +
+
+$(VENV)/.stamp: requirements-dev.txt $(PROJECTS) | python-version
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install $(PIP_OPTIONS) -r requirements-dev.txt
+	touch $@
+
+$(BENCH_VENV)/.stamp: requirements-bench.txt $(PROJECTS) | python-version
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/python -m pip install $(PIP_OPTIONS) -r requirements-bench.txt
+	touch $@
+
+python-version:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "$(PYTHON) is missing or older than Python 3.11; name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }

@@ -1,0 +1,1 @@
+"""An mpbackend plugin for the Acme X1, an accelerator that does not exist."""

@@ -1,0 +1,272 @@
+"""Loading plugins: what one of them does wrong is told with its cause, and the rest work. Each plugin here is a real distribution in a folder."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mpbackend.errors import BackendError, UnknownNameError
+from mpbackend.plugins import Plugins, load_plugins
+from mpbackend.recipe import PRESETS
+
+PREAMBLE = """
+from pathlib import Path
+from types import SimpleNamespace
+
+from mpbackend.backend import MEMBERS
+from mpbackend.device import Device
+from mpbackend.hookspecs import hookimpl
+from mpbackend.recipe import Recipe
+
+HERE = Path(__file__).parent
+
+
+def backend(name, **members):
+    device = Device(key="cpu", arch="x", name="X", backend=name, type=name)
+    return SimpleNamespace(**dict.fromkeys(MEMBERS) | {"name": name, "device_types": (name,), "discover": lambda: [device]} | members)
+"""
+
+GOOD = """
+@hookimpl
+def mpbackend_backends():
+    return [backend("good")]
+"""
+
+
+class Site:
+    """A folder of installed distributions."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.modules: list[str] = []
+
+    def install(self, distribution: str, source: str) -> None:
+        """Install a distribution of version 1.0 whose plugin has this source."""
+        module = f"plugin_of_{distribution.replace('-', '_')}"
+        self.modules.append(module)
+        metadata = self.folder / f"{module}-1.0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n", encoding="utf-8")
+        (metadata / "entry_points.txt").write_text(f"[mpbackend]\n{distribution.removeprefix('mpbackend-')} = {module}\n", encoding="utf-8")
+        (self.folder / f"{module}.py").write_text(PREAMBLE + textwrap.dedent(source), encoding="utf-8")
+
+    def load(self) -> Plugins:
+        """Load the plugins of this folder and no others."""
+        found = [point for distribution in importlib.metadata.distributions(path=[str(self.folder)]) for point in distribution.entry_points]
+        return load_plugins(found)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """A folder with one plugin that does everything right, ``good``."""
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = Site(tmp_path)
+    folder.install("mpbackend-good", GOOD)
+    yield folder
+    for module in folder.modules:
+        sys.modules.pop(module, None)
+
+
+def only_fault(plugins: Plugins) -> tuple[str, str, str]:
+    """Return name, distribution and cause of the one thing that is unavailable, after checking that the good plugin works."""
+    assert [device.backend for device in plugins.devices()] == ["good"]
+    assert plugins.distributions["mpbackend-good"] == "1.0"
+    assert len(plugins.unavailable) == 1
+    fault = plugins.unavailable[0]
+    assert fault.remedy
+    return fault.name, fault.distribution, fault.cause
+
+
+def test_good_plugin(site: Site) -> None:
+    plugins = site.load()
+    assert plugins.unavailable == []
+    assert plugins.distributions == {"mpbackend-good": "1.0"}
+    assert plugins.backend("good") is plugins.backends["good"]
+
+
+def test_installed_plugins_have_no_fault() -> None:
+    plugins = load_plugins()
+    assert plugins.unavailable == []
+    assert "mpbackend-cpu" in plugins.distributions
+
+
+@pytest.mark.parametrize(
+    ("source", "cause"),
+    [
+        ("raise OSError('libacme.so: cannot open')", "OSError: libacme.so: cannot open"),
+        ("import a_module_that_is_not_there", "ModuleNotFoundError: No module named 'a_module_that_is_not_there'"),
+        ("def f(:", "SyntaxError: invalid syntax"),
+        ("raise ValueError('first line\\nsecond line')", "ValueError: first line"),
+        ("raise KeyError", "KeyError"),
+    ],
+)
+def test_plugin_that_raises_on_import(site: Site, source: str, cause: str) -> None:
+    site.install("mpbackend-acme", source)
+    name, distribution, found = only_fault(site.load())
+    assert (name, distribution) == ("acme", "mpbackend-acme 1.0")
+    assert found.startswith(cause)
+
+
+def test_misspelt_hook(site: Site) -> None:
+    site.install("mpbackend-acme", "@hookimpl\ndef mpbackend_backend():\n    return []")
+    name, distribution, cause = only_fault(site.load())
+    assert (name, distribution) == ("acme", "mpbackend-acme 1.0")
+    assert "mpbackend_backend" in cause
+
+
+def test_hook_that_takes_an_argument(site: Site) -> None:
+    site.install("mpbackend-acme", "@hookimpl\ndef mpbackend_backends(device):\n    return []")
+    assert "mpbackend_backends" in only_fault(site.load())[2]
+
+
+@pytest.mark.parametrize("hook", ["backends", "matrices", "recipes"])
+def test_hook_that_raises(site: Site, hook: str) -> None:
+    site.install("mpbackend-acme", f"@hookimpl\ndef mpbackend_{hook}():\n    raise RuntimeError('driver too old')")
+    assert only_fault(site.load()) == ("acme", "mpbackend-acme 1.0", f"mpbackend_{hook} raised RuntimeError: driver too old")
+
+
+def test_hook_that_returns_nothing_iterable(site: Site) -> None:
+    site.install("mpbackend-acme", "@hookimpl\ndef mpbackend_backends():\n    return 1")
+    assert "mpbackend_backends raised TypeError" in only_fault(site.load())[2]
+
+
+def test_hook_that_returns_none_offers_nothing(site: Site) -> None:
+    site.install("mpbackend-acme", "@hookimpl\ndef mpbackend_backends():\n    pass")
+    plugins = site.load()
+    assert (plugins.unavailable, list(plugins.backends)) == ([], ["good"])
+
+
+def test_name_already_taken_names_both_distributions(site: Site) -> None:
+    site.install("mpbackend-zebra", GOOD)
+    name, distribution, cause = only_fault(site.load())
+    assert (name, distribution) == ("good", "mpbackend-zebra 1.0")
+    assert "already taken by mpbackend-good 1.0" in cause
+
+
+def test_missing_members_are_named(site: Site) -> None:
+    site.install("mpbackend-acme", "b = backend('acme')\ndel b.clock, b.switches\n@hookimpl\ndef mpbackend_backends():\n    return [b]")
+    plugins = site.load()
+    assert only_fault(plugins) == ("acme", "mpbackend-acme 1.0", "the backend lacks switches, clock")
+    with pytest.raises(BackendError, match=r"backend 'acme': unavailable: the backend lacks switches, clock \(mpbackend-acme 1\.0\)"):
+        plugins.backend("acme")
+
+
+def test_one_bad_backend_leaves_the_plugin_its_other_one(site: Site) -> None:
+    site.install("mpbackend-acme", "@hookimpl\ndef mpbackend_backends():\n    return [SimpleNamespace(name='half'), backend('whole', discover=lambda: [])]")
+    plugins = site.load()
+    assert only_fault(plugins)[0] == "half"
+    assert plugins.backend("whole").name == "whole"
+
+
+def test_discover_that_raises_hides_no_other_device(site: Site) -> None:
+    source = """
+    def discover():
+        raise OSError("no driver")
+
+    @hookimpl
+    def mpbackend_backends():
+        return [backend("acme", discover=discover)]
+    """
+    site.install("mpbackend-acme", source)
+    plugins = site.load()
+    assert plugins.unavailable == []
+    assert [device.backend for device in plugins.devices()] == ["good"]
+    assert [(fault.name, fault.distribution, fault.cause) for fault in plugins.unavailable] == [
+        ("acme", "mpbackend-acme 1.0", "discover() raised OSError: no driver")
+    ]
+
+
+def test_discover_that_fails_half_way_keeps_what_it_found(site: Site) -> None:
+    source = """
+    def discover():
+        yield Device(key="a", arch="x", name="A", backend="acme")
+        raise OSError("second card hangs")
+
+    @hookimpl
+    def mpbackend_backends():
+        return [backend("acme", discover=discover)]
+    """
+    site.install("mpbackend-acme", source)
+    assert [device.key for device in site.load().devices()] == ["a", "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("document", "problem"),
+    [
+        (None, "No such file"),
+        ("schema = ", "acme.toml"),
+        ("schema = 1\nfamily = 'acme'\nfamilly = 1", "familly"),
+        ("schema = 2\nfamily = 'acme'", "schema"),
+        ("schema = 1\nfamily = 'acme'\n[[device]]\nkey = 'x1'\narch = 'x'\nname = 'X1'\nsource = ['s']\nevidence = 'documented'", "architecture 'x'"),
+    ],
+)
+def test_bad_matrix_is_unavailable_and_the_shipped_ones_load(site: Site, document: str | None, problem: str) -> None:
+    site.install("mpbackend-acme", "@hookimpl\ndef mpbackend_matrices():\n    return [HERE / 'acme.toml']")
+    if document is not None:
+        (site.folder / "acme.toml").write_text(document, encoding="utf-8")
+    plugins = site.load()
+    assert plugins.matrix().devices
+    name, distribution, cause = only_fault(plugins)
+    assert (name, distribution) == ("acme.toml", "mpbackend-acme 1.0")
+    assert problem in cause
+
+
+def test_matrix_that_declares_a_shipped_device_is_unavailable(site: Site) -> None:
+    site.install("mpbackend-acme", "@hookimpl\ndef mpbackend_matrices():\n    return [HERE / 'acme.toml']")
+    shipped = Plugins().matrix()
+    arch = next(iter(shipped.archs))
+    document = f"schema = 1\nfamily = 'acme'\n[[source]]\nid = 's'\ntitle = 'S'\nlocation = 'l'\n[[arch]]\nkey = '{arch}'\nname = 'A'\nfamily = 'acme'\n"
+    (site.folder / "acme.toml").write_text(document + "source = ['s']\nevidence = 'documented'\n", encoding="utf-8")
+    plugins = site.load()
+    assert plugins.matrix().archs[arch] == shipped.archs[arch]
+    assert f"architecture {arch!r} is declared twice" in only_fault(plugins)[2]
+
+
+RECIPES = "@hookimpl\ndef mpbackend_recipes():\n    return {'%s': Recipe(preset='%s', params='bf16')}"
+
+
+def test_preset_of_a_plugin(site: Site) -> None:
+    site.install("mpbackend-acme", RECIPES % ("acme", "acme"))
+    plugins = site.load()
+    assert plugins.unavailable == []
+    assert plugins.presets["acme"].params == "bf16"
+    assert "acme" not in PRESETS
+
+
+def test_preset_whose_name_differs_from_its_recipe(site: Site) -> None:
+    site.install("mpbackend-acme", RECIPES % ("acme", "emca"))
+    plugins = site.load()
+    assert "preset 'acme'" in only_fault(plugins)[2]
+    assert dict(plugins.presets) == dict(PRESETS)
+
+
+def test_preset_that_the_core_has(site: Site) -> None:
+    site.install("mpbackend-acme", RECIPES % ("bf16", "bf16"))
+    plugins = site.load()
+    name, _, cause = only_fault(plugins)
+    assert name == "bf16"
+    assert "already taken by mpbackend" in cause
+    assert plugins.presets["bf16"] == PRESETS["bf16"]
+
+
+def test_recipe_that_is_no_recipe(site: Site) -> None:
+    site.install("mpbackend-acme", "@hookimpl\ndef mpbackend_recipes():\n    return {'acme': {'params': 'bf16'}}")
+    assert "mpbackend_recipes raised" in only_fault(site.load())[2]
+
+
+def test_unknown_backend_lists_what_is_installed(site: Site) -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown backend 'goood'.*nearest: good"):
+        site.load().backend("goood")
+
+
+def test_loading_twice_shares_nothing(site: Site) -> None:
+    first, second = site.load(), site.load()
+    first.presets.clear()
+    first.matrices.clear()
+    assert second.presets
+    assert second.matrices
