@@ -15,7 +15,6 @@ from torch.nn import functional
 
 import mpbackend
 
-
 SIDE_BY_SIDE = ("h100", "ascend-910b3")
 """Devices whose arithmetic ``mpbackend demo`` shows beside the runs."""
 

@@ -37,8 +37,8 @@ EVIDENCE_KINDS: tuple[EvidenceKind, ...] = ("documented", "compiled", "literatur
 Unknown = Literal["unknown"]
 UNKNOWN: Unknown = "unknown"
 
-Layer = Literal["instruction", "library", "framework"]
-"""How far a path is from the user's matmul: a hardware instruction, a library operator, or what the framework runs unasked."""
+Layer = Literal["instruction", "toolkit", "library", "framework"]
+"""How far a path is from the user's matmul: a hardware instruction, a toolkit to write kernels with, a library operator, or what the framework runs unasked."""
 
 Rounding = Literal["rne", "rz", "rna", "exact", "unknown"]
 """Rounding: rne to nearest even, rz toward zero (truncation), rna half away from zero, exact when nothing is lost."""

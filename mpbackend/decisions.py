@@ -106,7 +106,10 @@ def decide_compute(request: Request) -> list[Decision]:
     recipe = request.effective
     forward = decide_choice(request, "compute.forward", "matmul", recipe.compute.forward, None)
     decisions = [forward]
-    decisions += [decide_choice(request, f"compute.{name}", "matmul", getattr(recipe.compute, name), forward.granted) for name in PASSES[1:]]
+    for name in PASSES[1:]:
+        choice: str = getattr(recipe.compute, name)
+        same = choice == recipe.compute.forward  # one choice for all passes is made once
+        decisions.append(decide_choice(request, f"compute.{name}", "matmul", forward.granted if same else choice, forward.granted))
     if is_low_bit(forward.granted):
         conv = decide_choice(request, "compute.forward", "conv", CONV_FORMAT_OF_LOW_BIT, None)
         reason = f"a low-bit recipe converts linear layers; {conv.reason}"
@@ -117,7 +120,7 @@ def decide_compute(request: Request) -> list[Decision]:
 
 
 def decide_choice(request: Request, role: str, op: str, choice: str, forward: str | None) -> Decision:
-    """Take the first format of an ordered choice that is granted, else the first granted with a warning, else refuse the first.
+    """Take the first format of an ordered choice that is granted, else the first granted with a warning, else refuse the last.
 
     Args:
         request: what is being planned.
@@ -127,18 +130,22 @@ def decide_choice(request: Request, role: str, op: str, choice: str, forward: st
         forward: granted format of the forward pass, the second operand of a gradient pass; None for the forward pass itself.
     """
     accumulate = getattr(request.effective.accumulate, role.split(".")[1])
+    asked = request.asked(role)
+    if op == "conv" and is_low_bit(asked.split("|")[0]):
+        asked = CONV_FORMAT_OF_LOW_BIT
+    replaced = [decision for decision in request.replaced if (decision.role, decision.op) == (role, op)] or list(request.replaced)
     options: list[Decision] = []
     for name in choice.split("|"):
         verdict, pair = judge_format(request, op, name, forward or name, accumulate)
         outcome = grant(verdict.level, request.on_unsupported, strict=request.strict)
         reason = verdict.reason
-        if request.replaced:
-            reason += f"; {request.asked(role)} was refused: {request.replaced[0].reason}"
+        if replaced:
+            reason += f"; {replaced[0].asked} was refused: {replaced[0].reason}"
         options.append(
             Decision(
                 role=role,
                 op=op,
-                asked=request.asked(role) if op == "matmul" else choice,
+                asked=asked,
                 granted=pair[0],
                 level=verdict.level,
                 grant=outcome,
@@ -247,10 +254,12 @@ def decide_loss_scale(request: Request, compute: Sequence[Decision]) -> Decision
         if "fp16" in formats:
             return msgspec.structs.replace(base, grant="warned", reason="fp16 without loss scaling: gradients below 6e-8 become 0; the recipe asks for it")
         saturating = overflow is not None and overflow.mode == "saturating"
-        reason = "the range of the compute format needs none" + ("; the device saturates, so inf and NaN never show an overflow" if saturating else "")
+        low_bit = any(is_low_bit(name) for name in formats)
+        reason = "low-bit tensors have scales of their own" if low_bit else "the range of the compute format needs none"
+        reason += "; the device saturates, so inf and NaN never show an overflow" if saturating else ""
         return msgspec.structs.replace(base, reason=reason, source=source if saturating else "")
     if scale.mode == "static":
-        wide = "fp16" not in formats
+        wide = all(name not in FORMATS or FORMATS[name].exponent_bits >= FORMATS["fp32"].exponent_bits for name in formats)
         reason = "powers of two change no bit here: the exponent range is that of fp32" if wide else f"constant scale {scale.init:g}"
         return msgspec.structs.replace(base, reason=reason)
     if overflow is None or overflow.mode == "unknown":

@@ -119,14 +119,15 @@ def prefer(outer: Row | None, inner: Row) -> Row:
 
 
 def explain(row: Row) -> str:
-    """Return the row as one clause: level, path, what is computed instead, conflicts."""
+    """Return the row as one clause: scale layout, level, path, what is computed instead, conflicts."""
     pair = row.a if row.a == row.b else f"{row.a} x {row.b}"
+    scales = "" if row.scaling == "none" else f" with {row.scaling} scales"
     path = "" if row.path == "none" else f" ({row.path})"
-    text = f"{row.op} in {pair} is {row.level}{path}"
+    text = f"{row.op} in {pair}{scales} is {row.level}{path}"
     if row.computes:
         text += f", computed in {row.computes}"
     if row.conflict:
-        text += f"; sources disagree: {row.conflict[0].claim}"
+        text += f"; sources disagree: {' / '.join(conflict.claim.rstrip('.') for conflict in row.conflict)}"
     return text
 
 

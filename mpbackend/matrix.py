@@ -89,7 +89,8 @@ class Matrix:
         files: decoded files with the name each is reported under.
 
     Raises:
-        DocumentError: a key, device or row is declared twice, or a record names an architecture, device or source that is not declared.
+        DocumentError: a key, device, row, switch, overflow mode or collective is declared twice, or a record names an architecture, device or source that is
+            not declared.
     """
 
     def __init__(self, files: Sequence[tuple[str, MatrixFile]]) -> None:
@@ -99,9 +100,9 @@ class Matrix:
         self.ambiguous: dict[str, Ambiguous] = {}
         self.sources: dict[tuple[str, str], Source] = {}
         self._family: dict[str, MatrixFile] = {}
-        self._aliases: dict[str, str] = {}
+        self._names: dict[str, str] = {}
+        self._origin: dict[tuple[str, ...], str] = {}
         self._rows: defaultdict[str, list[Row]] = defaultdict(list)
-        self._seen: set[tuple[str, ...]] = set()
         for name, document in files:
             self._add(name, document)
 
@@ -113,21 +114,31 @@ class Matrix:
             self._family[arch.key] = document
         for device in document.device:
             self._require(device.arch in self.archs, name, f"device {device.key!r}", f"architecture {device.arch!r} is not declared")
-            self._declare(self.devices, device.key, device, f"{name}: device {device.key!r}")
-            for alias in device.aliases:
-                self._declare(self._aliases, alias, device.key, f"{name}: alias {alias!r}")
+            for key in (device.key, *device.aliases):
+                self._declare(self._names, key.lower(), device.key, f"{name}: {'device' if key == device.key else 'alias'} {key!r}")
+            self.devices[device.key] = device
         for ambiguous in document.ambiguous:
-            self._declare(self.ambiguous, ambiguous.key, ambiguous, f"{name}: ambiguous key {ambiguous.key!r}")
+            self._declare(self._names, ambiguous.key.lower(), ambiguous.key, f"{name}: ambiguous key {ambiguous.key!r}")
+            self.ambiguous[ambiguous.key.lower()] = ambiguous
         for row in document.row:
             label = f"row {' '.join(row.key)}"
             self._require(row.arch in self.archs, name, label, f"architecture {row.arch!r} is not declared")
-            self._require(row.key not in self._seen, name, label, "the same key stands twice")
-            self._seen.add(row.key)
+            self._require(row.key not in self._origin, name, label, "the same key stands twice")
+            self._origin[row.key] = document.family
             self._rows[row.arch].append(row)
-        for record in cited_records(document):
-            for source_id in (*record.source, *(c.source for c in record.conflict)):
-                self._require((document.family, source_id) in self.sources, name, type(record).__name__.lower(), f"source {source_id!r} is not declared")
-            self._require(bool(record.source), name, type(record).__name__.lower(), "it cites no source")
+        bound: tuple[SwitchDefault | Overflow | Collective, ...] = (*document.switch, *document.overflow, *document.collective)
+        for record in bound:
+            identity = (type(record).__name__.lower(), record.arch, *(getattr(record, field, "") for field in ("name", "op", "format")))
+            everywhere = record.arch == "*" and not isinstance(record, Overflow)
+            label = " ".join(filter(None, identity))
+            self._require(everywhere or self._family.get(record.arch) is document, name, label, f"architecture {record.arch!r} is not declared in this file")
+            self._declare(self._origin, (document.family, *identity), document.family, f"{name}: {label}")
+        for peak in document.peak:
+            self._require(peak.device in self.devices, name, f"peak {peak.device} {peak.format}", f"device {peak.device!r} is not declared")
+        for claim in cited_records(document):
+            for source_id in (*claim.source, *(conflict.source for conflict in claim.conflict)):
+                self._require((document.family, source_id) in self.sources, name, type(claim).__name__.lower(), f"source {source_id!r} is not declared")
+            self._require(bool(claim.source), name, type(claim).__name__.lower(), "it cites no source")
 
     @staticmethod
     def _declare(table: dict[Any, Any], key: object, value: object, what: str) -> None:
@@ -152,10 +163,9 @@ class Matrix:
             error = UnknownNameError("device", key, ambiguous.candidates, remedy=ambiguous.message)
             error.args = (f"device {key!r} is refused: {ambiguous.message}",)
             raise error
-        found = self.devices.get(self._aliases.get(lowered, lowered))
-        if found is None:
-            raise UnknownNameError("device", key, [*self.devices, *self._aliases], remedy="`mpbackend devices --known` lists them")
-        return found
+        if lowered not in self._names:
+            raise UnknownNameError("device", key, self._names.keys() - self.ambiguous.keys(), remedy="`mpbackend devices --known` lists them")
+        return self.devices[self._names[lowered]]
 
     def arch(self, key: str) -> Arch:
         """Return the architecture with this key; ``UnknownNameError`` if there is none."""
@@ -214,7 +224,8 @@ class Matrix:
 
     def citation(self, record: Cited, arch: str) -> str:
         """Return ``title, location`` of the record's first source, for a reason or a footnote."""
-        source = self.sources[(self.family_of(arch), record.source[0])]
+        family = self._origin[record.key] if isinstance(record, Row) else self.family_of(arch)
+        source = self.sources[(family, record.source[0])]
         more = f" (+{len(record.source) - 1} more)" if len(record.source) > 1 else ""
         return f"{source.title}, {source.location}{more}"
 

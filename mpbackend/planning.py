@@ -17,7 +17,7 @@ from mpbackend.errors import DocumentError, PlanError
 from mpbackend.formats import FORMATS
 from mpbackend.granting import OnUnsupported
 from mpbackend.matrix import Matrix
-from mpbackend.recipe import Recipe, canonical_text, recipe_hash
+from mpbackend.recipe import PRESETS, Recipe, canonical_text, recipe_hash
 
 NO_PLUGIN = "no installed plugin runs this"
 
@@ -112,13 +112,8 @@ def plan_recipe(
         compute = decide_compute(request)
     effective = settle(request.effective, compute)
     request = msgspec.structs.replace(request, effective=effective)
-    decisions = (
-        *compute,
-        *decide_accumulate(request, compute),
-        *decide_stored(request),
-        decide_reduce(request),
-        decide_loss_scale(request, compute),
-    )
+    others = [*decide_accumulate(request, compute), *decide_stored(request), decide_reduce(request), decide_loss_scale(request, compute)]
+    decisions = (*compute, *(follow(request, decision) for decision in others))
     refused = [decision for decision in decisions if decision.grant == "refused"]
     if refused:
         raise refusal(request, refused)
@@ -131,7 +126,7 @@ def plan_recipe(
         device=device,
         on_unsupported=on_unsupported,
         decisions=decisions,
-        switches=choose_switches(request),
+        switches=choose_switches(request, compute),
         micro_batches=micro_batches,
         synchronises=synchronisations(effective),
         runnable=runnable,
@@ -146,22 +141,39 @@ def settle(recipe: Recipe, compute: Sequence[Decision]) -> Recipe:
     return recipe.evolve(**changes) if changes else recipe
 
 
+def follow(request: Request, decision: Decision) -> Decision:
+    """Return a decision about a role that changed with the compute formats, its reason saying so; any other decision as it is."""
+    if not request.replaced or request.asked(decision.role) == str(request.effective.flat()[decision.role]):
+        return decision
+    return msgspec.structs.replace(decision, reason=f"{decision.reason}; changed with compute, where {request.replaced[0].asked} was refused")
+
+
 def refusal(request: Request, refused: Sequence[Decision]) -> PlanError:
     """Return the error for refused decisions: what was asked, the level and source, and the nearest recipe that would be granted."""
     first = refused[0]
-    device = request.device
-    remedy = "no rung of the ladder is granted either"
-    lowered: Recipe | None = request.recipe
-    while lowered is not None and (lowered := lower_recipe(lowered)) is not None:
-        trial = msgspec.structs.replace(request, recipe=lowered, effective=lowered, on_unsupported="error")
-        if all(decision.grant != "refused" for decision in decide_compute(trial)):
-            name = lowered.compute.forward + (" + dynamic loss scaling" if lowered.loss_scale.mode == "dynamic" else "")
-            remedy = f"nearest: {name}, taken by `--on-unsupported nearest`"
-            break
-    if first.role.startswith(("loss_scale", "reduce", "accumulate")):
+    if first.role.startswith("compute"):
+        remedy = suggest(request)
+    else:
         remedy = f"change {first.role} in the recipe: `{request.recipe.preset}:{first.role}=...`"
     found = f"{first.reason} [{first.source}]" if first.source else first.reason
-    return PlanError(f"{canonical_text(request.recipe)} is refused on {device.key}: {first.role}", found=found, remedy=remedy, decisions=tuple(refused))
+    return PlanError(f"{canonical_text(request.recipe)} is refused on {request.device.key}: {first.role}", found=found, remedy=remedy, decisions=tuple(refused))
+
+
+def suggest(request: Request) -> str:
+    """Return what would be granted instead: the next rung of the ladder, else the plain presets that the device grants."""
+    lowered: Recipe | None = request.recipe
+    while lowered is not None and (lowered := lower_recipe(lowered)) is not None:
+        if computes(request, lowered):
+            scaling = " + dynamic loss scaling" if lowered.loss_scale.mode == "dynamic" else ""
+            return f"nearest: {lowered.compute.forward}{scaling}, taken by `--on-unsupported nearest`"
+    granted = [name for name in ("fp32", "bf16", "fp16") if computes(request, PRESETS[name])]
+    return f"granted there: {', '.join(granted)}" if granted else f"`mpbackend matrix --device {request.device.key}` shows what it has"
+
+
+def computes(request: Request, recipe: Recipe) -> bool:
+    """Tell whether every compute decision of another recipe would be granted on the same device."""
+    trial = msgspec.structs.replace(request, recipe=recipe, effective=recipe, on_unsupported="error", replaced=())
+    return all(decision.grant != "refused" for decision in decide_compute(trial))
 
 
 def find_blockers(device: Device, implementations: Sequence[Implementation] | None, compute: Sequence[Decision]) -> tuple[bool, tuple[str, ...]]:
@@ -178,12 +190,14 @@ def find_blockers(device: Device, implementations: Sequence[Implementation] | No
     return not blockers, tuple(dict.fromkeys(blockers))
 
 
-def choose_switches(request: Request) -> dict[str, str]:
-    """Choose the setting of every global switch so that it computes what was granted."""
-    recipe = request.effective
+def choose_switches(request: Request, compute: Sequence[Decision]) -> dict[str, str]:
+    """Choose the setting of every global switch so that it computes what was granted for its operation (for matmul where no decision names the operation)."""
+    granted = {decision.op: decision.granted for decision in compute if decision.role == "compute.forward"}
     chosen: dict[str, str] = {}
     for switch in request.matrix.switches(request.device.arch) if request.device.arch in request.matrix.archs else ():
-        wanted = (recipe.compute.forward, "fp32") if switch.format == "fp32" else (recipe.accumulate.forward, "fp32")
+        name = granted.get(switch.op, granted["matmul"])
+        reduced = name in FORMATS and FORMATS[name].storage == "fp32"
+        wanted = ((name, "fp32") if reduced else ("fp32",)) if switch.format == "fp32" else (request.effective.accumulate.forward, "fp32")
         for target in wanted:
             setting = next((setting for setting, computes in switch.computes.items() if computes == target), None)
             if setting is not None:

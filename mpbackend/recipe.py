@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
 from mpbackend.errors import DocumentError, UnknownNameError
-from mpbackend.formats import format_name
+from mpbackend.formats import FORMATS, format_name
 from mpbackend.roles import PASSES, Gemm, Granularity, LossScaling, MasterKind, OptimizerState, Part, Reduce, TensorScaling, flatten, power_of_two
 
 
@@ -82,20 +82,36 @@ def canonical_format(path: str, value: str) -> str:
     names = [format_name(part.strip()) for part in parts]
     if len(set(names)) != len(names):
         raise DocumentError(f"recipe field {path} = {value!r}", found="the same format twice")
+    if path in STORED_PATHS and names[0] not in STORED_FORMATS:
+        raise DocumentError(f"recipe field {path} = {value!r}", found="not a format that tensors are stored in", allowed=STORED_FORMATS)
     return "|".join(names)
 
 
-FORMAT_PATHS = frozenset(
-    ["params", "grads", "buffers", "reduce.format", "scaling.format", "optimizer.exp_avg", "optimizer.exp_avg_sq"]
-    + [f"{group}.{name}" for group in ("compute", "accumulate") for name in PASSES]
-)
+STORED_PATHS = frozenset(["params", "grads", "buffers", "reduce.format", "optimizer.exp_avg", "optimizer.exp_avg_sq"])
+STORED_FORMATS = tuple(name for name, row in FORMATS.items() if row.kind == "float" and row.storage == name)
+FORMAT_PATHS = STORED_PATHS | {"scaling.format", *(f"{group}.{name}" for group in ("compute", "accumulate") for name in PASSES)}
+
+
+def words(kind: type[Part], prefix: str = "") -> dict[str, tuple[str, ...]]:
+    """Return the values of every role that takes one of a few words, by dotted path."""
+    found: dict[str, tuple[str, ...]] = {}
+    for field in msgspec.structs.fields(kind):
+        if get_origin(field.type) is Literal:
+            found[prefix + field.name] = get_args(field.type)
+        elif isinstance(field.type, type) and issubclass(field.type, Part):
+            found |= words(field.type, f"{prefix}{field.name}.")
+    return found
+
+
+WORDS: Mapping[str, tuple[str, ...]] = words(Recipe)
+"""Roles that take one of a few words, to the words."""
 
 
 def apply_changes(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     """Return ``recipe`` with dotted paths replaced, checked. See ``Recipe.evolve``."""
     tree = msgspec.to_builtins(recipe)
     leaves = recipe.flat()
-    for path, value in changes.items():
+    for path, value in sorted(changes.items(), key=lambda change: change[0] not in GROUPS):  # a member says more than its group, in whatever order
         targets = [leaf for leaf in leaves if leaf.startswith(f"{path}.")] if path in GROUPS else [path]
         if path not in leaves and path not in GROUPS:
             raise UnknownNameError("role", path, [*leaves, *GROUPS], remedy="`mpbackend recipes --roles` lists them")
@@ -116,7 +132,12 @@ def apply_changes(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
 def coerce(path: str, value: Any, default: Any) -> Any:
     """Turn a value as people write it into the type of its field."""
     if path in FORMAT_PATHS:
-        return canonical_format(path, value if isinstance(value, str) else format_name(value))
+        try:
+            return canonical_format(path, value if isinstance(value, str) else format_name(value))
+        except UnknownNameError as error:
+            raise UnknownNameError(f"format for {path}", error.name, error.allowed, remedy=error.remedy) from error
+    if path in WORDS and value not in WORDS[path]:
+        raise DocumentError(f"recipe field {path} = {value!r}", found="not one of its values", allowed=WORDS[path])
     if not isinstance(default, (int, float)) or not isinstance(value, str):
         return value
     try:
@@ -135,7 +156,7 @@ def check(recipe: Recipe) -> None:
     """Check what the types cannot say.
 
     Raises:
-        DocumentError: a scale factor is not a power of two, a bound is out of order, or a count is below 1.
+        DocumentError: a scale factor is not a power of two, a bound is out of order or beyond fp32, or a count is below 1 or above 2**31 - 1.
     """
     scale = recipe.loss_scale
     for name in ("init", "growth", "backoff", "min", "max"):
@@ -146,9 +167,10 @@ def check(recipe: Recipe) -> None:
         "loss_scale.growth must be > 1": scale.growth > 1,
         "loss_scale.backoff must be < 1": scale.backoff < 1,
         "loss_scale.min <= init <= max must hold": scale.min <= scale.init <= scale.max,
-        "loss_scale.interval must be >= 1": scale.interval >= 1,
-        "loss_scale.hysteresis must be >= 1": scale.hysteresis >= 1,
-        "scaling.history must be >= 1": recipe.scaling.history >= 1,
+        "loss_scale.min must be >= 2**-126 and max <= 2**126, so that fp32 holds the scale and its inverse": scale.min >= 2.0**-126 and scale.max <= 2.0**126,
+        "loss_scale.interval must be within 1..2147483647": 1 <= scale.interval < 2**31,
+        "loss_scale.hysteresis must be within 1..2147483647": 1 <= scale.hysteresis < 2**31,
+        "scaling.history must be within 1..2147483647": 1 <= recipe.scaling.history < 2**31,
         "scaling.margin must be within 0..15": 0 <= recipe.scaling.margin <= 15,
     }
     for rule, holds in rules.items():
@@ -228,7 +250,7 @@ def parse_recipe(text: str, presets: Mapping[str, Recipe] | None = None) -> Reci
         DocumentError: a malformed assignment, a path given twice, or a value outside its range.
     """
     known = PRESETS if presets is None else presets
-    name, colon, rest = text.strip().partition(":")
+    name, colon, rest = (part.strip() for part in text.partition(":"))
     if name not in known:
         raise UnknownNameError("preset", name, known, remedy="`mpbackend recipes` lists them")
     if not colon:

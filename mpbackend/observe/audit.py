@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpbackend.observe.flops import Operation
-from mpbackend.observe.memory import dtype_name, nested_tensors, state_tensors, tensor_bytes
+from mpbackend.observe.memory import dtype_name, dtypes, state_tensors, tensor_bytes
 
 Phase = Literal["forward", "backward", "optimizer"]
 
@@ -82,7 +82,7 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
     uncounted: tuple[str, ...]
 
 
-class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it unannotated
+class Observer(TorchDispatchMode):
     """Records every operation inside the context with the formats it was asked to work in.
 
     Enter it last, on top of any mode that emulates arithmetic: it then sees the operands as the model gave them, and not what the emulation does with them
@@ -130,8 +130,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leav
         operands: tuple[torch.dtype, ...] = ()
         if op.flops is not None:
             try:
-                flops = op.flops(args, kwargs, out)
-                operands = tuple(args[position].dtype for position in op.operands)
+                flops, operands = op.flops(args, kwargs, out), tuple(args[position].dtype for position in op.operands)
             except (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError):  # a stranger's formula, or shapes it does not foresee
                 self._uncounted[op.name] = None
         elif op.hides_products:
@@ -187,17 +186,6 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leav
         )
 
 
-def dtypes(values: Iterable[Any]) -> tuple[torch.dtype, ...]:
-    """Return the dtypes of the tensors among ``values``; of a list of tensors each dtype once."""
-    found: list[torch.dtype] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value.dtype)
-        elif isinstance(value, (list, tuple)) and value and not isinstance(value[0], int):
-            found.extend(dict.fromkeys(tensor.dtype for tensor in nested_tensors(value)))
-    return tuple(found)
-
-
 def shares_of(ops: Iterable[OpCount]) -> dict[str, float]:
     """Return the share of the FLOPs by operand format, largest first; empty when there are none."""
     flops: dict[str, int] = {}
@@ -215,40 +203,61 @@ def effective_text(shares: Mapping[str, float]) -> str:
     return " · ".join(f"{name} {'<1' if share < 0.01 else '>99' if share > 0.99 else f'{share:.0%}'[:-1]} %" for name, share in shares.items())
 
 
-def weak_reference(storage: torch.UntypedStorage) -> StorageWeakRef:
-    """Return a weak reference, equal for equal storages."""
-    return StorageWeakRef(storage)  # type: ignore[no-untyped-call] # torch leaves it unannotated
+class _Saved:
+    """A tensor saved for backward; tells when autograd lets go of it."""
+
+    __slots__ = ("owner", "storage", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, storage: StorageWeakRef, owner: SavedActivations) -> None:
+        self.tensor, self.storage, self.owner = tensor, storage, owner
+
+    def __del__(self) -> None:
+        self.owner._release(self.storage)
 
 
 class SavedActivations(torch.autograd.graph.saved_tensors_hooks):
-    """Measures what the forward pass inside the context keeps for backward: the storages of saved tensors, each once.
+    """Measures what forward passes inside the context keep for backward: the storages of saved tensors, each once while it is kept.
+
+    It may be entered again: what backward let go of in between no longer counts.
 
     Args:
         held: tensors that are held anyway and not counted: parameters and buffers.
 
     Attributes:
-        bytes: bytes by format; a storage counts whole, in the format of the first tensor seen on it.
+        bytes: the most bytes kept at one time, by format; a storage counts whole, in the format of the first tensor saved on it.
         unmeasured: saved tensors without one storage (sparse ones), which are not in ``bytes``.
     """
 
     def __init__(self, held: Iterable[torch.Tensor]) -> None:
-        # A weak reference keeps the address of a freed storage from being given to another one, and so from hiding it.
-        self._seen = {weak_reference(tensor.untyped_storage()) for tensor in held}
+        self._held = {StorageWeakRef(tensor.untyped_storage()) for tensor in held}
+        self._kept: dict[StorageWeakRef, tuple[int, str, int]] = {}  # storage: saved tensors on it, format, bytes
+        self._now: dict[str, int] = {}
         self.bytes: dict[str, int] = {}
         self.unmeasured = 0
-        super().__init__(self._pack, lambda tensor: tensor)
+        super().__init__(self._pack, lambda saved: saved.tensor if isinstance(saved, _Saved) else saved)
 
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor | _Saved:
         if tensor.layout is not torch.strided:
             self.unmeasured += 1
             return tensor
         storage = tensor.untyped_storage()
-        reference = weak_reference(storage)
-        if reference not in self._seen:
-            self._seen.add(reference)
-            name = dtype_name(tensor.dtype)
-            self.bytes[name] = self.bytes.get(name, 0) + storage.nbytes()
-        return tensor
+        reference = StorageWeakRef(storage)
+        if reference in self._held:
+            return tensor
+        count, name, size = self._kept.get(reference, (0, dtype_name(tensor.dtype), storage.nbytes()))
+        self._kept[reference] = (count + 1, name, size)
+        if count == 0:
+            self._now[name] = self._now.get(name, 0) + size
+            if sum(self._now.values()) > sum(self.bytes.values()):
+                self.bytes = {name: size for name, size in sorted(self._now.items()) if size}
+        return _Saved(tensor, reference, self)
+
+    def _release(self, reference: StorageWeakRef) -> None:
+        count, name, size = self._kept.pop(reference)
+        if count > 1:
+            self._kept[reference] = (count - 1, name, size)
+        else:
+            self._now[name] -= size
 
 
 def observed_classes(

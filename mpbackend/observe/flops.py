@@ -59,9 +59,17 @@ class Operation:
         self.name: str = func.name().partition(".")[0]
         self.base = self.name.rpartition("::")[2]
         self.ignored = overload and (func.is_view or func.namespace in ("prim", "profiler"))
-        self.composite = overload and func._can_decompose()
+        self.composite = overload and is_composite(func)
         self.operands, self.flops = find_formula(self.base, func.overloadpacket if overload else func, aten=overload and func.namespace == "aten")
         self.hides_products = self.flops is None and HIDES_PRODUCTS.search(self.base) is not None
+
+
+def is_composite(func: torch._ops.OpOverload) -> bool:
+    """Tell whether an operation is made of others; False for those of TorchScript, which the dispatcher does not know."""
+    try:
+        return bool(func._can_decompose())
+    except RuntimeError:
+        return False
 
 
 def find_formula(base: str, packet: Any, *, aten: bool) -> tuple[tuple[int, ...], Formula | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -18,6 +19,17 @@ def dtype_name(dtype: torch.dtype) -> str:
         return parse_format(dtype).name
     except UnknownNameError:
         return str(dtype).removeprefix("torch.")
+
+
+def dtypes(values: Iterable[Any]) -> tuple[torch.dtype, ...]:
+    """Return the dtypes of the tensors among ``values``; of a list of tensors each dtype once."""
+    found: list[torch.dtype] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value.dtype)
+        elif isinstance(value, (list, tuple)) and value and not isinstance(value[0], int):
+            found.extend(dict.fromkeys(tensor.dtype for tensor in nested_tensors(value)))
+    return tuple(found)
 
 
 def tensor_bytes(tensors: Iterable[torch.Tensor]) -> dict[str, int]:

@@ -150,10 +150,11 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 def to_number(value: float) -> Number:
-    """Return a float, or the string that stands for it where JSON has no number."""
-    if math.isfinite(value):
-        return value
-    return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    """Return a float, or the string that stands for it where JSON has no number; takes whatever ``float`` takes."""
+    number = float(value)
+    if math.isfinite(number):
+        return number
+    return "nan" if math.isnan(number) else ("inf" if number > 0 else "-inf")
 
 
 def from_number(value: Number) -> float:
@@ -208,26 +209,40 @@ class RecordWriter:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         steps = self.folder / STEPS_FILE
+        if any((self.folder / name).exists() for name in (RECORD_FILE, STEPS_FILE)):
+            raise DocumentError(f"record folder {self.folder}", found="it already holds a record", remedy="choose another folder or remove it")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._steps: TextIO = steps.open("x", encoding="utf-8")
-        except FileExistsError as error:
-            raise DocumentError(f"record folder {self.folder}", found="it already holds a record", remedy="choose another folder or remove it") from error
+            self._steps: TextIO = steps.open("x", encoding="utf-8", newline="\n")
         except OSError as error:
             raise DocumentError(f"record folder {self.folder}", found=error.strerror or str(error), remedy="choose a folder that can be written") from error
 
     def append(self, rows: Iterable[StepRow]) -> None:
-        """Append rows and flush them to the file."""
-        self._steps.write("".join(msgspec.json.encode(row).decode() + "\n" for row in rows))
-        self._steps.flush()
+        """Append rows and flush them to the file; ``DocumentError`` when it cannot be written."""
+        lines = "".join(msgspec.json.encode(writable(row)).decode() + "\n" for row in rows)
+        try:
+            self._steps.write(lines)
+            self._steps.flush()
+        except OSError as error:
+            raise DocumentError(f"cannot write {self.folder / STEPS_FILE}", found=error.strerror or str(error)) from error
 
     def write(self, record: RunRecord) -> None:
-        """Replace ``record.json``."""
-        write_atomically(self.folder / RECORD_FILE, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+        """Replace ``record.json``; ``DocumentError`` when it cannot be written."""
+        try:
+            write_atomically(self.folder / RECORD_FILE, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+        except OSError as error:
+            raise DocumentError(f"cannot write {self.folder / RECORD_FILE}", found=error.strerror or str(error)) from error
 
     def close(self) -> None:
         """Close the steps file."""
         self._steps.close()
+
+
+def writable(row: StepRow) -> StepRow:
+    """Return a row whose numbers JSON can hold: without this, its encoder would turn NaN and infinities into null."""
+    present = {name: getattr(row, name) for name in ("loss", "grad_norm", "lr", "ms") if getattr(row, name) is not None}
+    metrics = {name: to_number(from_number(value)) for name, value in row.metrics.items()}
+    return msgspec.structs.replace(row, metrics=metrics, **{name: to_number(from_number(value)) for name, value in present.items()})
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -251,7 +266,8 @@ def count_totals(rows: Iterable[StepRow], before: Totals | None = None) -> Total
         counted["nonfinite"] += row.nonfinite
         counted["samples"] += row.samples
         counted["tokens"] += row.tokens
-        counted["seconds"] += 0.0 if row.ms is None else from_number(row.ms) / 1000
+        ms = 0.0 if row.ms is None else from_number(row.ms)
+        counted["seconds"] += ms / 1000 if math.isfinite(ms) else 0.0
     return Totals(**{name: getattr(base, name) + value for name, value in counted.items()})
 
 

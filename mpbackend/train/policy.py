@@ -144,7 +144,7 @@ def register(autocast_key: str, name: str, how: Remedy) -> Any:
     """
     op = find_op(name)
     kernel = KERNELS[how](op, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, autocast_key)))
-    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call] # torch.library is not annotated
+    library: Any = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", autocast_key):
             warnings.filterwarnings("ignore", message=r"(?s).*Overriding a previously registered kernel", category=UserWarning)

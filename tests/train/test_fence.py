@@ -131,6 +131,8 @@ def test_backends_with_equal_names_do_not_meet(library: Library, registry: Fence
     first = Fence(library.switches(), {"matmul": "ieee"}, registry=registry, backend="a")
     with first, Fence(other.switches(), {"matmul": "tf32"}, registry=registry, backend="b"):
         assert (library.settings["matmul"], other.settings["matmul"]) == ("ieee", "tf32")
+        with pytest.raises(BackendError, match="holds it at 'tf32'"):
+            Fence(other.switches(), {"matmul": "ieee"}, registry=registry, backend="b").enter()
     assert (library.settings["matmul"], other.settings["matmul"]) == ("none", "none")
 
 

@@ -1,8 +1,8 @@
 """fp16 matrix products on a CPU: operands in fp16, sums in fp32, each result rounded once to fp16.
 
-torch's own fp16 loop computes the same, operands exact and sums in fp32, 16 to 183 times slower than the fp32 product of the same size. Here the product runs
-in fp32 and only the result is rounded, which differs from that loop by the order of the sum alone. Fused attention rounds its result; its probabilities stay
-in fp32, where a device with fp16 matrix units would round them too.
+torch's own fp16 loops take the same operands, but run 16 to 183 times as long as the fp32 product of the same size, and some of them (addbmm, transposed
+convolution, conv_tbc) round partial sums to fp16. Here the product runs in fp32 and only its result is rounded. Attention rounds its result alike: its
+probabilities stay in fp32, where a device with fp16 matrix units would round them too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PRODUCTS: Mapping[Any, Product] = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: Product(3),
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: Product(5, 3),
 }
-"""The products below autograd, as they reach a dispatch mode. Every other operator is left to torch; its ``out=`` variants too, which are right but slow."""
+"""The products below autograd, as they reach a dispatch mode. Every other operator is left to torch, and the ``out=`` variants of these too."""
 
 IN_PLACE: Mapping[Any, Any] = {
     aten.addmm_.default: aten.addmm.default,

@@ -17,15 +17,11 @@ BF16_INSTRUCTIONS = frozenset({"x86-64-amx", "x86-64-avx512_bf16", "x86-64-avx51
 BF16_BY_ONEDNN = BF16_INSTRUCTIONS | {"x86-64-avx512"}
 """Where torch hands bf16 to oneDNN, which needs avx512bw, avx512vl and avx512dq (``mkldnn_bf16_device_check``); elsewhere torch's own loop runs it."""
 
-FP16_INSTRUCTIONS = frozenset({"x86-64-amx", "x86-64-avx512_fp16"})
-"""Architectures on which torch hands fp16 to oneDNN. Every processor with AMX has avx512_fp16."""
-
 MIXED = (("fp8_e5m2", "fp8_e4m3"), ("fp8_e4m3", "fp8_e5m2"))
 """Operand pairs of two formats that a recipe can ask for."""
 
 FP16_ROUNDED = "computed in fp32 from fp16 operands, each result rounded to fp16; attention keeps its probabilities in fp32"
-FP16_NATIVE = "oneDNN with avx512_fp16; this project has not run it on such a processor"
-TF32 = "no CPU architecture of the matrix has it; torch's setting 'tf32' changes the arithmetic only with AMX-FP16"
+TF32 = "torch's setting 'tf32' changes the arithmetic only with AMX-FP16, which no architecture key here stands for"
 LOW_BIT = "this plugin converts no layer to a scaled low-bit format; plan bf16, or a backend that does"
 OTHER = "torch has no CPU matrix product in this format"
 
@@ -46,15 +42,13 @@ def implementations(arch: str, features: frozenset[str]) -> list[Implementation]
 
 def running(op: str, arch: str, features: frozenset[str]) -> Iterator[Implementation]:
     """Yield what runs for one operation."""
-    blas = "mkl" if op == "matmul" and arch != ARM_ARCH else "onednn"
-    yield Implementation(op=op, a="fp32", b="fp32", accumulate="fp32", path=blas, level="native")
-    yield Implementation(op=op, a="fp64", b="fp64", accumulate="fp64", path="mkl" if blas == "mkl" else "aten", level="native")
+    fp32_path = "mkl" if op == "matmul" else "onednn"
+    yield Implementation(op=op, a="fp32", b="fp32", accumulate="fp32", path=fp32_path, level="native")
+    yield Implementation(op=op, a="fp64", b="fp64", accumulate="fp64", path="mkl" if op == "matmul" else "aten", level="native")
     bf16 = bf16_level(arch, features)
     by_onednn = arch in BF16_BY_ONEDNN or (arch == ARM_ARCH and bf16 == "native")
     yield Implementation(op=op, a="bf16", b="bf16", accumulate="fp32", path="onednn" if by_onednn else "aten", level=bf16)
-    if arch in FP16_INSTRUCTIONS:
-        yield Implementation(op=op, a="fp16", b="fp16", accumulate="fp32", path="onednn", level="native", reason=FP16_NATIVE)
-    yield Implementation(op=op, a="fp16", b="fp16", accumulate="fp32", path=blas, level="emulated", reason=FP16_ROUNDED)
+    yield Implementation(op=op, a="fp16", b="fp16", accumulate="fp32", path=fp32_path, level="emulated", reason=FP16_ROUNDED)
 
 
 def bf16_level(arch: str, features: frozenset[str]) -> Level:

@@ -1,0 +1,134 @@
+"""Running what pages show: Python examples and console sessions, with the output that each is shown with.
+
+The blocks of a page run in order in one empty folder. The Python blocks share a namespace; what one prints stands in a ``text`` block right below it. In a
+``console`` block a line that starts with ``$`` is a command, and the lines below it are its output. A comment above a block changes that:
+
+``<!-- not run: reason -->`` leaves the block alone. ``<!-- varies: reason -->`` runs it, and lets the numbers of its output differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+COLUMNS = 100
+"""Width of the output that pages show."""
+
+BLOCK = re.compile(
+    r"(?:^<!-- (?P<mark>not run|varies): (?P<reason>[^\n]+?) -->\n)?"
+    r"^```(?P<language>python|console)\n(?P<body>.*?)^```$(?:\n\n^```text\n(?P<output>.*?)^```$)?",
+    re.MULTILINE | re.DOTALL,
+)
+COMMAND = re.compile(r"^\$ (.+)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
+GAPS = re.compile(r" {2,}")
+
+TIME_LIMIT_S = 120
+HIDDEN_VARIABLES = ("MPBACKEND", "LOCAL_RANK")
+
+
+def run_page(text: str, folder: Path) -> str:
+    """Run every block of a page.
+
+    Args:
+        text: the page.
+        folder: an empty folder to run in.
+
+    Returns:
+        The page with the output that its blocks have now; equal to ``text`` when it is up to date.
+
+    Raises:
+        RuntimeError: a command fails without an ``error:`` line, or a Python block prints what the page does not show.
+    """
+    namespace: dict[str, Any] = {"__name__": "page"}
+
+    def replace(block: re.Match[str]) -> str:
+        if block["mark"] == "not run":
+            return block[0]
+        varies = block["mark"] == "varies"
+        if block["language"] == "console":
+            body = COMMAND.sub(lambda found: f"$ {found[1]}\n" + newer(found[2], run_command(found[1], folder), varies), block["body"])
+            return block[0].replace(block["body"], body, 1)
+        output = run_python(block["body"], namespace)
+        if block["output"] is None:
+            if output:
+                raise RuntimeError(f"a Python block prints what the page does not show:\n{output}")
+            return block[0]
+        start = block.start("output") - block.start()
+        return block[0][:start] + newer(block["output"], output, varies) + "```"
+
+    with quiet(), contextlib.chdir(folder):
+        return BLOCK.sub(replace, text)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Turn warnings into errors, hide the variables that choose a device, and compute on one thread, whose sums do not depend on the machine's cores."""
+    threads = torch.get_num_threads()
+    hidden = {name: os.environ.pop(name) for name in HIDDEN_VARIABLES if name in os.environ}
+    torch.set_num_threads(1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        os.environ.update(hidden)
+
+
+def newer(shown: str, found: str, varies: bool) -> str:
+    """Return the output that a page should show: the old one where it varies and only its numbers differ."""
+    return shown if varies and masked(shown) == masked(found) else found
+
+
+def masked(output: str) -> str:
+    """Return an output with its numbers and the gaps of its columns alike."""
+    return GAPS.sub("  ", NUMBER.sub("0", output))
+
+
+def run_python(source: str, namespace: dict[str, Any]) -> str:
+    """Run a block in a namespace and return what it prints."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(source, "<page>", "exec", dont_inherit=True), namespace)
+    return printed.getvalue()
+
+
+def environment() -> Mapping[str, str]:
+    """Return the environment of a command: this interpreter's programs first, a fixed width, no color, one thread."""
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    fixed = {"PATH": programs, "COLUMNS": str(COLUMNS), "NO_COLOR": "1", "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8", "PYTHONWARNINGS": "error"}
+    return {name: value for name, value in os.environ.items() if name not in HIDDEN_VARIABLES} | fixed
+
+
+def run_command(command: str, folder: Path) -> str:
+    """Run a shell command in a folder and return what it prints to both streams.
+
+    Raises:
+        RuntimeError: it fails with anything but an ``error:`` line and status 2.
+    """
+    done = subprocess.run(
+        command,
+        shell=True,
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        timeout=TIME_LIMIT_S,
+        check=False,
+    )
+    refused = done.returncode == 2 and done.stdout.startswith("error: ")
+    if done.returncode != 0 and not refused:
+        raise RuntimeError(f"`{command}` ended with status {done.returncode}:\n{done.stdout}")
+    return done.stdout

@@ -1,0 +1,89 @@
+"""Discovery from the kernel's files and package metadata."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+
+import pytest
+
+from mpbackend_cpu import discovery
+
+AVX512 = "avx512f avx512dq avx512cd avx512bw avx512vl"
+
+
+def x86(*flags: str) -> str:
+    return f"processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: Some Processor @ 2.0GHz\nflags\t\t: fpu sse2 avx2 {' '.join(flags)}\n\nprocessor\t: 1\n"
+
+
+ARM = "processor\t: 0\nBogoMIPS\t: 243.75\nFeatures\t: fp asimd bf16\nCPU implementer\t: 0x41\n"
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "machine", "arch"),
+    [
+        (x86(), "x86_64", "x86-64"),
+        (x86("avx512f"), "x86_64", "x86-64"),
+        (x86(AVX512), "x86_64", "x86-64-avx512"),
+        (x86(AVX512, "avx512_bf16"), "AMD64", "x86-64-avx512_bf16"),
+        (x86(AVX512, "avx512_bf16 avx512_fp16"), "x86_64", "x86-64-avx512_fp16"),
+        (x86(AVX512, "avx512_bf16 amx_bf16 avx512_fp16 amx_tile amx_int8"), "x86_64", "x86-64-amx"),
+        (x86(AVX512, "avx512_bf16 amx_int8 amx_tile"), "x86_64", "x86-64-avx512_bf16"),
+        ("", "x86_64", "x86-64"),
+        (ARM, "aarch64", "aarch64"),
+        ("", "arm64", "aarch64"),
+        ("", "riscv64", "unknown"),
+    ],
+)
+def test_architecture(cpuinfo: str, machine: str, arch: str) -> None:
+    assert discovery.architecture(cpuinfo, machine) == arch
+
+
+def test_flags_are_whole_words_of_the_flags_line() -> None:
+    assert discovery.features(x86("avx512_bf16")) >= {"avx512_bf16", "sse2"}
+    assert "bf16" not in discovery.features(x86("avx512_bf16"))
+    assert discovery.features(ARM) == {"fp", "asimd", "bf16"}
+    assert discovery.features("") == frozenset()
+
+
+def test_memory_is_read_in_kib() -> None:
+    assert discovery.memory_bytes("MemTotal:       24683652 kB\nMemFree:  1 kB\n") == 24683652 * 1024
+    assert discovery.memory_bytes("") is None
+
+
+def test_the_device_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    files = {"/proc/cpuinfo": x86(AVX512, "avx512_bf16"), "/proc/meminfo": "MemTotal: 1024 kB"}
+    monkeypatch.setattr(discovery, "read_text", files.__getitem__)
+    device = discovery.find_device()
+    assert (device.key, device.arch, device.name) == ("x86-64-avx512_bf16", "x86-64-avx512_bf16", "Some Processor @ 2.0GHz")
+    assert (device.backend, device.type, device.index, device.kind) == ("cpu", "cpu", 0, "hardware")
+    assert device.memory_bytes == 1024 * 1024
+    assert device.versions == {"torch": importlib.metadata.version("torch")}
+    assert (device.usable, device.cause, device.remedy) == (True, "", "")
+    assert device.address == "cpu:0"
+
+
+def test_without_torch_the_device_is_there_but_not_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    device = discovery.find_device()
+    assert (device.usable, device.cause, device.remedy) == (False, "torch is not installed", "pip install torch")
+    assert device.versions == {}
+
+
+@pytest.mark.parametrize(("version", "usable"), [("2.8.1+cpu", False), ("2.9.0a0+git1234", True), ("2.13.0+cpu", True), ("3.0", True)])
+def test_an_old_torch_is_not_usable(version: str, usable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda _name: version)
+    device = discovery.find_device()
+    assert device.usable is usable
+    assert device.versions == {"torch": version}
+    if not usable:
+        assert device.cause == f"torch {version} is older than 2.9"
+        assert device.remedy == "pip install 'torch>=2.9'"
+
+
+def test_a_missing_file_reads_as_empty() -> None:
+    assert discovery.read_text("/proc/no-such-file") == ""
