@@ -6,7 +6,7 @@ BENCH_VENV := .bench-venv
 BIN := $(VENV)/bin
 PIP_OPTIONS := --quiet --disable-pip-version-check --no-input --progress-bar off
 PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
-TYPED := mpbackend matrices plugins examples benchmarks tests docs/examples
+TYPED := mpbackend matrices plugins examples benchmarks tests docs
 
 .PHONY: demo test lint test-slow bench docs clean python-version
 .DEFAULT_GOAL := test
@@ -26,7 +26,7 @@ test-slow: $(VENV)/.stamp
 	$(BIN)/python -m pytest -n 2 -m slow
 
 bench: $(BENCH_VENV)/.stamp
-	set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BENCH_VENV)/bin/python "$$script"; done
+	status=0; for script in benchmarks/*.py; do echo "== $$script"; $(BENCH_VENV)/bin/python "$$script" || status=1; done; exit $$status
 
 docs: $(VENV)/.stamp
 	$(BIN)/python docs/generate.py

@@ -182,6 +182,10 @@ def judge_accumulator(request: Request, role: str, wanted: str, verdict: Verdict
         reason = "no source states the accumulator"
         outcome = grant("unknown", request.on_unsupported, strict=request.strict)
         return msgspec.structs.replace(base, granted="unknown", level="unknown", grant=outcome, reason=reason)
+    if verdict.accumulators:
+        reason = f"the unit sums in {' or '.join(verdict.accumulators)} and the operator does not say which"
+        outcome = grant("unknown", request.on_unsupported, strict=request.strict)
+        return msgspec.structs.replace(base, granted="unknown", level="unknown", grant=outcome, reason=reason)
     words = describe_accumulator(row)
     bits = effective_fraction_bits(row.accumulator)
     if wanted == FAST:

@@ -45,12 +45,14 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         row: the deciding row, or None when there is none.
         reason: one clause for people.
         source: citation of the row.
+        accumulators: accumulators that the operator may use when it does not say which of the unit's; empty when the row's own is meant.
     """
 
     level: Level
     row: Row | None
     reason: str
     source: str
+    accumulators: tuple[str, ...] = ()
 
 
 def grant(level: Level, on_unsupported: OnUnsupported, *, strict: bool) -> Grant:
@@ -95,6 +97,7 @@ def judge(matrix: Matrix, arch: str, op: str, pair: tuple[str, str], granularity
     layouts = SCALING_ROWS.get(granularity, ("none",))
     rows = [row for row in matrix.rows(arch, op=op, a=pair[0], b=pair[1]) if row.scaling in layouts]
     deciding: Row | None = None
+    outer: list[Row] = []
     for layer in DECIDING_LAYERS:
         here = [row for row in rows if row.path in layers and layers[row.path].layer == layer]
         if not here:
@@ -105,10 +108,24 @@ def judge(matrix: Matrix, arch: str, op: str, pair: tuple[str, str], granularity
             deciding = prefer(deciding, candidate)
         if candidate.level not in EXPOSING:
             break
+        outer += here if layer != "instruction" else []
     if deciding is None:
         name = pair[0] if pair[0] == pair[1] else f"{pair[0]} x {pair[1]}"
         return Verdict(level="unknown", row=None, reason=f"no row of {arch} speaks about {op} in {name}", source="")
-    return Verdict(level=deciding.level, row=deciding, reason=explain(deciding), source=matrix.citation(deciding, arch))
+    return Verdict(
+        level=deciding.level,
+        row=deciding,
+        reason=explain(deciding),
+        source=matrix.citation(deciding, arch),
+        accumulators=unsaid_accumulators(outer, [row for row in rows if row not in outer and row.level in EXPOSING]),
+    )
+
+
+def unsaid_accumulators(outer: list[Row], inner: list[Row]) -> tuple[str, ...]:
+    """Return the unit's accumulators where it has several and every operator in front of it leaves open which one it uses."""
+    offered = sorted({row.accumulate for row in inner})
+    silent = bool(outer) and all(row.accumulate == "unknown" for row in outer)
+    return tuple(offered) if silent and len(offered) > 1 else ()
 
 
 def prefer(outer: Row | None, inner: Row) -> Row:

@@ -10,6 +10,7 @@ from mpbackend.backend import Backend
 from mpbackend.device import Device, device_from_matrix
 from mpbackend.errors import BackendError
 from mpbackend.granting import OnUnsupported
+from mpbackend.matrix import Matrix
 from mpbackend.planning import Plan, plan_recipe
 from mpbackend.plugins import Plugins, load_plugins
 from mpbackend.recipe import Recipe, parse_recipe
@@ -113,18 +114,18 @@ def plan(
     known = load_plugins() if plugins is None else plugins
     matrix = known.matrix()
     asked = parse_recipe(recipe, known.presets) if isinstance(recipe, str) else recipe
-    target = find_device(device, known) if isinstance(device, str) else device
+    target = find_device(device, known, matrix) if isinstance(device, str) else device
     implementations = known.backends[target.backend].implements(target) if target.backend in known.backends else None
     return plan_recipe(asked, target, matrix, implementations, on_unsupported=on_unsupported, strict=strict, micro_batches=micro_batches)
 
 
-def find_device(key: str, plugins: Plugins) -> Device:
+def find_device(key: str, plugins: Plugins, matrix: Matrix) -> Device:
     """Return this machine's device with a key, else the one that a matrix declares.
 
     Raises:
         UnknownNameError: neither knows the key.
     """
-    model = device_from_matrix(plugins.matrix(), key)
+    model = device_from_matrix(matrix, key)
     for device in plugins.devices():
         if device.key == model.key and device.usable:
             return device

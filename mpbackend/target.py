@@ -117,7 +117,8 @@ class Target:
         self._check(chosen, model, optimizers)
         resources = ExitStack()
         try:
-            switches = Fence(self.backend.switches(self.info), chosen.switches, mode=fence)
+            owner = f"the session of {chosen.recipe}"
+            switches = Fence(self.backend.switches(self.info), chosen.switches, mode=fence, backend=self.backend.name, owner=owner)
             resources.enter_context(switches)
             if chosen.effective.sensitive == "fp32" and autocast_dtype(chosen) is not None:
                 resources.enter_context(PinnedPolicy(self.backend.autocast_key, self.backend.op_policy(self.info)))

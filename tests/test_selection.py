@@ -12,6 +12,7 @@ import pytest
 from mpbackend.backend import Backend, Implementation
 from mpbackend.device import Device, Kind
 from mpbackend.errors import BackendError, PlanError, UnknownNameError
+from mpbackend.matrix import load_matrix
 from mpbackend.planning import NO_PLUGIN
 from mpbackend.plugins import Plugins, Unavailable
 from mpbackend.recipe import PRESETS, Recipe
@@ -192,17 +193,17 @@ def test_known_device_without_its_plugin_is_planned_from_the_matrix() -> None:
 def test_device_of_this_machine_wins_over_the_matrix() -> None:
     here = Device(key="h100", arch="sm_90", name="here", backend="acme", type="acme")
     loaded = plugins(FakeBackend("acme", [here]))
-    assert find_device("h100", loaded) is here
-    assert find_device("h100", plugins(HOST)).backend == ""
+    assert find_device("h100", loaded, loaded.matrix()) is here
+    assert find_device("h100", plugins(HOST), load_matrix()).backend == ""
 
 
 def test_unusable_device_of_this_machine_is_planned_from_the_matrix() -> None:
     here = Device(key="h100", arch="sm_90", name="here", backend="acme", type="acme", usable=False, cause="no driver")
-    assert find_device("h100", plugins(FakeBackend("acme", [here]))).backend == ""
+    assert find_device("h100", plugins(FakeBackend("acme", [here])), load_matrix()).backend == ""
 
 
 def test_plan_runs_where_the_plugin_implements_it() -> None:
-    target = find_device("h100", plugins())
+    target = find_device("h100", plugins(), load_matrix())
     here = Device(key="h100", arch=target.arch, name="here", backend="acme", type="acme")
     both = [Implementation(op=op, a="bf16", b="bf16", path="aten", level="native") for op in ("matmul", "conv")]
     loaded = plugins(FakeBackend("acme", [here], implementations=both))
@@ -213,7 +214,7 @@ def test_plan_runs_where_the_plugin_implements_it() -> None:
 def test_plan_takes_recipes_and_devices_as_objects() -> None:
     loaded = plugins(HOST)
     as_text = plan("bf16", "h100", plugins=loaded)
-    as_objects = plan(PRESETS["bf16"], find_device("h100", loaded), plugins=loaded)
+    as_objects = plan(PRESETS["bf16"], find_device("h100", loaded, loaded.matrix()), plugins=loaded)
     assert as_text == as_objects
 
 

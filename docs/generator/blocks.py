@@ -3,7 +3,8 @@
 The blocks of a page run in order in one empty folder. The Python blocks share a namespace; what one prints stands in a ``text`` block right below it. In a
 ``console`` block a line that starts with ``$`` is a command, and the lines below it are its output. A comment above a block changes that:
 
-``<!-- not run: reason -->`` leaves the block alone. ``<!-- varies: reason -->`` runs it, and lets the numbers of its output differ.
+``<!-- not run: reason -->`` leaves the block alone. ``<!-- varies: reason -->`` runs it and lets the numbers of its output differ,
+``<!-- not compared: reason -->`` all of its output. ``<!-- file: name -->`` writes a block of any language to a file instead of running it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ COLUMNS = 100
 """Width of the output that pages show."""
 
 BLOCK = re.compile(
-    r"(?:^<!-- (?P<mark>not run|varies): (?P<reason>[^\n]+?) -->\n)?"
-    r"^```(?P<language>python|console)\n(?P<body>.*?)^```$(?:\n\n^```text\n(?P<output>.*?)^```$)?",
+    r"(?:^<!-- (?P<mark>not run|not compared|varies|file): (?P<about>[^\n]+?) -->\n)?"
+    r"^```(?P<language>\w+)\n(?P<body>.*?)^```$(?:\n\n^```text\n(?P<output>.*?)^```$)?",
     re.MULTILINE | re.DOTALL,
 )
 COMMAND = re.compile(r"^\$ (.+)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
@@ -53,11 +54,12 @@ def run_page(text: str, folder: Path) -> str:
     namespace: dict[str, Any] = {"__name__": "page"}
 
     def replace(block: re.Match[str]) -> str:
-        if block["mark"] == "not run":
+        if block["mark"] == "file":
+            (folder / block["about"]).write_text(block["body"], encoding="utf-8")
+        if block["mark"] in ("file", "not run") or block["language"] not in ("python", "console"):
             return block[0]
-        varies = block["mark"] == "varies"
         if block["language"] == "console":
-            body = COMMAND.sub(lambda found: f"$ {found[1]}\n" + newer(found[2], run_command(found[1], folder), varies), block["body"])
+            body = COMMAND.sub(lambda found: f"$ {found[1]}\n" + newer(found[2], run_command(found[1], folder), block["mark"]), block["body"])
             return block[0].replace(block["body"], body, 1)
         output = run_python(block["body"], namespace)
         if block["output"] is None:
@@ -65,9 +67,9 @@ def run_page(text: str, folder: Path) -> str:
                 raise RuntimeError(f"a Python block prints what the page does not show:\n{output}")
             return block[0]
         start = block.start("output") - block.start()
-        return block[0][:start] + newer(block["output"], output, varies) + "```"
+        return block[0][:start] + newer(block["output"], output, block["mark"]) + "```"
 
-    with quiet(), contextlib.chdir(folder):
+    with quiet(), modules_of(folder), contextlib.chdir(folder):
         return BLOCK.sub(replace, text)
 
 
@@ -86,9 +88,24 @@ def quiet() -> Iterator[None]:
         os.environ.update(hidden)
 
 
-def newer(shown: str, found: str, varies: bool) -> str:
-    """Return the output that a page should show: the old one where it varies and only its numbers differ."""
-    return shown if varies and masked(shown) == masked(found) else found
+@contextlib.contextmanager
+def modules_of(folder: Path) -> Iterator[None]:
+    """Forget the modules that a page imports from its folder, and what it adds to the path."""
+    path = sys.path.copy()
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            if file is not None and (folder / file).is_relative_to(folder):
+                del sys.modules[name]
+
+
+def newer(shown: str, found: str, mark: str | None) -> str:
+    """Return the output that a page should show: the old one where the mark lets the new one differ as it does. An empty old one is replaced."""
+    permitted = (mark == "varies" and masked(shown) == masked(found)) or (mark == "not compared" and shown)
+    return shown if permitted else found
 
 
 def masked(output: str) -> str:

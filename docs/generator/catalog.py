@@ -191,16 +191,15 @@ def file_text(name: str, document: MatrixFile) -> str:
 
 
 def cpu_table() -> str:
-    """Return what the CPU backend runs on each architecture: level and path of a matrix product and of a convolution."""
-    archs = [*(key for key, _ in X86_ARCHS), ARM_ARCH]
+    """Return what the CPU backend runs on each architecture: level and path of a matrix product."""
+    formats_shown = ("fp32", "fp64", "bf16", "fp16")
+    archs = [(key, frozenset[str]()) for key, _ in X86_ARCHS] + [(ARM_ARCH, frozenset[str]()), (ARM_ARCH, frozenset(["bf16"]))]
     rows = []
-    for arch in archs:
-        cells: dict[str, list[str]] = {}
-        for row in implementations(arch, frozenset()):
-            if row.level is not None and row.op == "matmul":
-                cells.setdefault(row.a, []).append(f"{row.level} ({row.path})")
-        rows.append((code(arch), *(cells[name][0] for name in ("fp32", "fp64", "bf16", "fp16"))))
-    return table(("architecture", "fp32", "fp64", "bf16", "fp16"), rows)
+    for arch, features in archs:
+        cells = {row.a: f"{row.level} ({row.path})" for row in implementations(arch, features) if row.level is not None and row.op == "matmul"}
+        with_features = "".join(f" with `{name}`" for name in features)
+        rows.append((code(arch) + with_features, *(cells[name] for name in formats_shown)))
+    return table(("architecture", *formats_shown), rows)
 
 
 def switches_table() -> str:

@@ -22,4 +22,4 @@ def modules_table() -> str:
             continue
         summary = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n\n")[0]
         rows.append((group, name, "no" if group < len(PURE) else "yes", inline(summary)))
-    return table(("module", "torch", "what it is"), [(code(name), torch, summary) for _, name, torch, summary in sorted(rows)])
+    return table(("module", "may import torch", "what it is"), [(code(name), torch, summary) for _, name, torch, summary in sorted(rows)])

@@ -8,7 +8,7 @@ from typing import Any, Protocol, get_args
 
 import click
 
-from docs.generator.markdown import code, constant_docs, function_text, inline, items, page, paragraphs, parse_doc, record_text, table
+from docs.generator.markdown import code, function_text, inline, items, page, paragraphs, parse_doc, record_text, table
 from mpbackend import backend, errors, hookspecs
 from mpbackend.cli.main import COMMANDS, main
 
@@ -79,7 +79,7 @@ def backend_page() -> str:
     return page(
         "The backend protocol",
         paragraphs(parse_doc(backend).text),
-        f"An object is a backend when it has these members: {', '.join(code(name) for name in backend.MEMBERS)}. {inline(constant_docs(backend)['MEMBERS'])}",
+        f"The members are {', '.join(code(name) for name in backend.MEMBERS)}. A plugin's object is checked for them when it is loaded.",
         "## Backend",
         record_text(backend.Backend),
         members,
@@ -102,7 +102,7 @@ def errors_page() -> str:
     return page(
         "Errors",
         paragraphs(parse_doc(errors).text),
-        table(("class", "also a", "raised when"), summary),
+        table(("class", "also a", "meaning"), summary),
         "The command line prints an error as one line, `error: <message>`, and exits with 2. Every error has the attributes of `MpbackendError`.",
         *(error_text(kind) for kind in classes),
     )

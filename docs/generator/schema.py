@@ -23,7 +23,9 @@ WORDS = ("Layer", "Rounding", "OverflowMode")
 def matrix_schema_page() -> str:
     """Return the page of the matrix files: words, records and vocabulary."""
     documented = constant_docs(capability)
-    words = [f"### {name}\n\n{', '.join(code(word) for word in get_args(getattr(capability, name)))}. {inline(documented.get(name, ''))}" for name in WORDS]
+    words = [
+        f"### {name}\n\n{', '.join(code(word) for word in get_args(getattr(capability, name)))}. {inline(documented.get(name, ''))}".rstrip() for name in WORDS
+    ]
     arrays = {element[1]: name for name, text in capability.MatrixFile.__annotations__.items() if (element := ELEMENT.match(text))}
     tables = [f"### [[{name}]]: {kind}\n\n{schema_text(getattr(capability, kind))}" for kind, name in arrays.items()]
     inner = [f"### {kind.__name__}\n\n{schema_text(kind)}" for kind in (capability.Cited, capability.Conflict, capability.Accumulator, capability.Align)]

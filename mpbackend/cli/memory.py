@@ -15,13 +15,12 @@ from mpbackend.errors import DocumentError
 from mpbackend.footprint import LIMIT, OPTIMIZERS, Footprint, Shape, check_count, footprint
 from mpbackend.plugins import load_plugins
 from mpbackend.recipe import parse_recipe
-from mpbackend.report.view import Column, Facts, Listing, Report, Table
+from mpbackend.report.view import Column, Facts, Listing, Report, Table, size_text
 
 SUFFIXES: Mapping[str, int] = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 COUNT = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)(?:e\+?([0-9]{1,2}))?([KMBT]?)", re.IGNORECASE)
 COUNTS = ("100000000", "1e8", "100M", "7B", "1.5e9")
 SHAPE = re.compile(r"[0-9]{1,16}(?:x[0-9]{1,16}){0,7}")
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def parse_count(text: str) -> int:
@@ -60,22 +59,16 @@ def parse_shapes(texts: Sequence[str]) -> list[Shape]:
     return shapes
 
 
-def human(size: int) -> str:
-    """Return bytes in the largest binary unit that leaves a number of at least 1: ``64.0 MiB``."""
-    power = min((abs(size).bit_length() - 1) // 10 if size else 0, len(UNITS) - 1)
-    return f"{size} B" if power == 0 else f"{size / 1024**power:.1f} {UNITS[power]}"
-
-
 def amount(size: int) -> str:
     """Return bytes exactly and in a readable unit: ``67,108,864 B (64.0 MiB)``."""
-    return f"{size:,} B ({human(size)})" if abs(size) >= 1024 else f"{size} B"
+    return f"{size:,} B ({size_text(size)})" if abs(size) >= 1024 else f"{size} B"
 
 
 def build_report(result: Footprint) -> Report:
     """Return the footprint as a report: a table by role, the sums, and what the numbers leave out."""
     columns = (Column("role"), Column("format"), Column("bytes", keep=True, right=True), Column("size", keep=True, right=True), Column("in fp32", right=True))
-    rows = [(line.role, line.format, f"{line.bytes:,}", human(line.bytes), human(line.fp32_bytes)) for line in result.lines]
-    rows.append(("total", "", f"{result.total:,}", human(result.total), human(result.fp32_total)))
+    rows = [(line.role, line.format, f"{line.bytes:,}", size_text(line.bytes), size_text(line.fp32_bytes)) for line in result.lines]
+    rows.append(("total", "", f"{result.total:,}", size_text(result.total), size_text(result.fp32_total)))
     sums = [("saved against fp32", f"{amount(result.saving)}, {result.saving_ratio:.1%}")]
     if result.working:
         sums.append(("working copies", f"at most {amount(result.working)}, not in the total"))

@@ -17,6 +17,7 @@ import msgspec
 from mpbackend.decisions import Decision
 from mpbackend.device import Device, Kind
 from mpbackend.errors import DocumentError
+from mpbackend.roles import MasterKind
 
 SCHEMA = 1
 RECORD_FILE = "record.json"
@@ -71,12 +72,21 @@ class ClassReading(Document, frozen=True, kw_only=True):
 
 
 class ComputeReading(Document, frozen=True, kw_only=True):
-    """The effective compute format: share of matrix-product FLOPs by operand format, and the casts of one step."""
+    """The effective compute format of one step.
+
+    Attributes:
+        shares: share of the matrix-product FLOPs by operand format.
+        flops: matrix-product FLOPs, a multiply-add counted as two.
+        casts: conversions between formats.
+        cast_bytes: bytes that they wrote.
+        uncounted: operations that hide matrix products and have no formula; while there are any, the shares say nothing about the whole.
+    """
 
     shares: dict[str, float] = {}
     flops: int = 0
     casts: int = 0
     cast_bytes: int = 0
+    uncounted: tuple[str, ...] = ()
 
 
 class Totals(Document, frozen=True, kw_only=True):
@@ -271,10 +281,13 @@ def count_totals(rows: Iterable[StepRow], before: Totals | None = None) -> Total
     return Totals(**{name: getattr(base, name) + value for name, value in counted.items()})
 
 
+MASTER_TEXT: Mapping[MasterKind, str] = {"none": "", "fp32": " + fp32 master", "kahan": " + kahan compensation", "stochastic": ", stochastic rounding"}
+
+
 def asked_classes(flat: Mapping[str, Any]) -> dict[str, str]:
     """Return the asked format of each of the five classes from the flat roles of a recipe."""
     return {
-        "parameters": str(flat["params"]) if flat["master"] == "none" else f"{flat['params']} + {flat['master']} master",
+        "parameters": f"{flat['params']}{MASTER_TEXT[flat['master']]}",
         "activations": str(flat["compute.forward"]),
         "gradients": str(flat["grads"]),
         "optimizer state": f"{flat['optimizer.exp_avg']}, {flat['optimizer.exp_avg_sq']}",

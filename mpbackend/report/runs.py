@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from mpbackend.observe.record import Recorded, StepRow, from_number
-from mpbackend.report.view import Column, Report, Table
+from mpbackend.report.view import Column, Report, Table, size_text
 
 TAIL = 10
 """Steps at the end of a run over which loss and gradient norm are averaged."""
@@ -54,6 +54,9 @@ def compute_cell(run: Recorded) -> str:
 
 def shares_cell(run: Recorded) -> str:
     """Return the formats of the dispatched matrix products by share of FLOPs, largest first; one of all FLOPs stands alone."""
+    uncounted = run.record.compute.uncounted
+    if uncounted:
+        return f"unknown: {', '.join(uncounted)} cannot be counted"
     shares = sorted(run.record.compute.shares.items(), key=lambda item: -item[1])
     if not shares:
         return NOT_OBSERVED
@@ -107,13 +110,3 @@ def formats_cell(observed: dict[str, int]) -> str:
     if not observed:
         return NOT_OBSERVED
     return ", ".join(f"{name} {size_text(size)}" for name, size in sorted(observed.items(), key=lambda item: -item[1]))
-
-
-def size_text(count: int) -> str:
-    """Return bytes in the largest binary unit that keeps the figure at 1 or above, one decimal."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"

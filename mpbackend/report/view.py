@@ -25,6 +25,8 @@ SYMBOLS: dict[Level, str] = {
 LEVEL_TEXT: dict[Level, str] = {level: f"{SYMBOLS[level]} {level}" for level in LEVELS}
 LEVEL_OF_TEXT: dict[str, Level] = {text: level for level, text in LEVEL_TEXT.items()}
 
+SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
 NO_ROW = "- no row"
 """What stands where a matrix has no row: unknown, which is not the same as absent."""
 
@@ -153,3 +155,9 @@ def bytes_text(count: int) -> str:
         return f"{count // 10**9} GB"
     gib = count / 2**30
     return f"{gib:.0f} GiB" if gib == int(gib) else f"{gib:.1f} GiB"
+
+
+def size_text(size: int) -> str:
+    """Return bytes in the largest binary unit that leaves a number of at least 1: ``64.0 MiB``."""
+    power = min((abs(size).bit_length() - 1) // 10 if size else 0, len(SIZE_UNITS) - 1)
+    return f"{size} B" if power == 0 else f"{size / 1024**power:.1f} {SIZE_UNITS[power]}"

@@ -55,8 +55,8 @@ class FenceRegistry:
             hold = self.holds.get((backend, switch.name))
             if hold is not None and hold.value != value:
                 raise BackendError(
-                    f"{owner} wants switch {switch.name} = {value!r}",
-                    found=f"{hold.owners[0]} is live and holds it at {hold.value!r}, and the switch is one for the process",
+                    f"switch {switch.name} = {value!r} for {owner}",
+                    found=f"it is held at {hold.value!r} by {hold.owners[0]}, which is live, and there is one switch for the process",
                     remedy="close the other session first, or run it in its own process",
                 )
             if hold is None:
@@ -65,8 +65,8 @@ class FenceRegistry:
             found = switch.get()
             if found != value:
                 raise BackendError(
-                    f"{owner} wants switch {switch.name} = {value!r}",
-                    found=f"{hold.owners[0]} set it to that, but it now reads {found!r}: something else changed it",
+                    f"switch {switch.name} = {value!r} for {owner}",
+                    found=f"{hold.owners[0]} set it to that, but now it reads {found!r}: something else changed it",
                     remedy="find what sets it while a session is live",
                 )
             hold.owners.append(owner)
@@ -135,7 +135,7 @@ class Fence:
         mode: Mode = "set",
         *,
         backend: str = "",
-        owner: str = "this session",
+        owner: str = "a session",
         registry: FenceRegistry = FENCES,
     ) -> None:
         self.switches = {switch.name: switch for switch in switches}

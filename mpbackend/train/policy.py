@@ -34,7 +34,7 @@ SECTIONS: Mapping[str, Remedy] = {
 """Lists of the header that mean fp32. The last holds ``norm`` overloads, whose result in fp32 is the same as that of a cast operand."""
 
 EXTRA: Mapping[str, Remedy] = {"cross_entropy_loss": "cast"}
-"""Not in the header: it computes its log-softmax in the format of the logits, 6 times the error of fp32 at a vocabulary of 50257."""
+"""Not in the header: it computes its log-softmax in the format of the logits, measured at 6 times the error of fp32 logits for a vocabulary of 50257."""
 
 SIXTEEN_BIT = frozenset({torch.bfloat16, torch.float16})
 

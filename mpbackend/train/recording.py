@@ -97,7 +97,7 @@ class Recording:
             observed = observed_classes(model, optimizers, self._activations.bytes)
             self._classes = {name: ClassReading(asked=reading.asked, observed=observed.get(name, {})) for name, reading in self._classes.items()}
             seen = self._observer.summary()
-            self._compute = ComputeReading(shares=seen.shares, flops=seen.flops, casts=seen.casts, cast_bytes=seen.cast_bytes)
+            self._compute = ComputeReading(shares=seen.shares, flops=seen.flops, casts=seen.casts, cast_bytes=seen.cast_bytes, uncounted=seen.uncounted)
         self.observing = self._steps % OBSERVE_EVERY == 0 or (self.observing and not stepped)
         if self.observing:
             self._observe()

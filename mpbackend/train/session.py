@@ -16,14 +16,14 @@ import torch
 
 from mpbackend.errors import SessionError
 from mpbackend.observe.record import StepRow
-from mpbackend.train import clipping, state
+from mpbackend.train import clipping, state, verdict
 from mpbackend.train.around import Around
 from mpbackend.train.autocast import ForwardContext
 from mpbackend.train.buffers import BufferGuard
 from mpbackend.train.data import DataWatch
 from mpbackend.train.journal import Journal, Pending
 from mpbackend.train.loss_scale import LossScale
-from mpbackend.train.step import FORWARD_NONFINITE, GRADIENT_OVERFLOW, NO_GRADIENTS, NORM_OVERFLOW, StepResult
+from mpbackend.train.step import NO_GRADIENTS, StepResult
 
 if TYPE_CHECKING:
     import os
@@ -181,6 +181,8 @@ class Session:
         if not gradients:
             return self._finish(StepResult(False, f"{NO_GRADIENTS}: 0 of {len(self._parameters)} parameters have gradients", None, scale, None))
         divisor = denominator if denominator is not None else (self._seen if self._average else 1)
+        if not 0 < divisor < math.inf:
+            raise SessionError(f"step(denominator={denominator!r})", found="not a finite number above 0", remedy="give the count that the loss sums over")
         factor = 1.0 / (divisor if self._unscaled else divisor * scale)
         norm: torch.Tensor | float | None = None
         if self._needs_norm:
@@ -189,7 +191,7 @@ class Session:
                 norm = norm * factor
             coefficient = clipping.clip_coefficient(norm, self._clip_norm, factor) if self._clip_norm is not None else None
             if self.loss_scale.dynamic:
-                norm = self._verdict(norm)
+                norm = verdict.read_norm(norm, self._overflow)
                 if not math.isfinite(norm):
                     return self._skip(gradients, norm)
             if coefficient is not None:
@@ -207,20 +209,8 @@ class Session:
         self.loss_scale.update(overflowed=False)
         return self._finish(StepResult(True, "", norm, scale, False if isinstance(norm, float) else None))
 
-    def _verdict(self, norm: torch.Tensor) -> float:
-        """Read norm and overflow register in one transfer; NaN when the register tells of an overflow."""
-        if self._overflow is None:
-            return float(norm.item())
-        value, found = torch.stack([norm, self._overflow.found().to(norm.dtype)]).tolist()
-        return math.nan if found else float(value)
-
     def _skip(self, gradients: list[torch.Tensor], norm: float) -> StepResult:
-        if not clipping.all_finite(self._losses):
-            reason = FORWARD_NONFINITE
-        elif self._overflow is None and clipping.all_finite(gradients):
-            reason = NORM_OVERFLOW
-        else:
-            reason = GRADIENT_OVERFLOW
+        reason = verdict.skip_reason(self._losses, gradients, register=self._overflow is not None)
         if self._guard is not None:
             self._guard.restore()
         scale = self.loss_scale.value

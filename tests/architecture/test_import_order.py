@@ -37,7 +37,7 @@ WITH_TORCH: tuple[tuple[str, ...], ...] = (
     ("observe.flops",),
     ("observe.audit",),
     ("train.*",),
-    ("train.recording",),
+    ("train.recording", "train.verdict"),
     ("train.session",),
     ("target",),
     ("cli.options",),

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from mpbackend.cli.memory import command, human, parse_count, parse_shapes
+from mpbackend.cli.memory import command, parse_count, parse_shapes
 from mpbackend.errors import DocumentError, MpbackendError, UnknownNameError
+from mpbackend.report.view import size_text
 
 
 def run(*arguments: str, width: int = 80) -> Result:
@@ -99,7 +100,7 @@ def test_what_is_no_shape_is_refused(text: str) -> None:
     [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (67_108_864, "64.0 MiB"), (-67_108_864, "-64.0 MiB"), (2**60, "1024.0 PiB"), (800_000_000, "762.9 MiB")],
 )
 def test_units(size: int, text: str) -> None:
-    assert human(size) == text
+    assert size_text(size) == text
 
 
 def test_the_table_has_bytes_and_a_readable_unit() -> None:

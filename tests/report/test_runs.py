@@ -72,6 +72,8 @@ def test_mixed_formats_are_listed_by_share() -> None:
     run = recorded(compute=ComputeReading(shares={"fp32": 0.25, "bf16": 0.75}))
     assert run_lines([run])["compute, observed"] == ["bf16 75.0%, fp32 25.0%"]
     assert run_lines([recorded(compute=ComputeReading())])["compute, observed"] == ["not observed"]
+    hidden = ComputeReading(shares={"bf16": 1.0}, uncounted=("aten::mkldnn_rnn_layer",))
+    assert run_lines([recorded(compute=hidden)])["compute, observed"] == ["unknown: aten::mkldnn_rnn_layer cannot be counted"]
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -179,6 +179,15 @@ def test_a_denominator_divides_the_sum(prepare: Prepare) -> None:
     assert torch.equal(start - 2.0, model.weight.detach())
 
 
+@pytest.mark.parametrize("denominator", [0, -2, math.inf, math.nan])
+def test_a_denominator_must_be_finite_and_positive(prepare: Prepare, denominator: float) -> None:
+    model = torch.nn.Linear(1, 1, bias=False)
+    session = prepare(model, torch.optim.SGD(model.parameters(), lr=1.0), "fp32")
+    session.backward(model.weight.sum())
+    with pytest.raises(SessionError, match="denominator"):
+        session.step(denominator=denominator)
+
+
 def test_several_optimizers_step_together_and_share_one_norm(prepare: Prepare) -> None:
     model = make_net()
     optimizers = [torch.optim.SGD(model.first.parameters(), lr=0.1), adamw(model.last)]

@@ -54,7 +54,7 @@ class _Stop(TorchDispatchMode):
 
 @functools.cache
 def classify() -> Classified:
-    """Classify every operator that has an autocast kernel for the CPU. Takes about 0.1 s once; the installed torch does not change."""
+    """Classify every operator that has an autocast kernel for the CPU. Takes some 30 ms once, and loads torch._dynamo as any dispatch mode does."""
     found: dict[str, PolicyKind | None] = {}
     for qualified in sorted(torch._C._dispatch_get_all_op_names()):
         if qualified.startswith(NAMESPACE) and torch._C._dispatch_has_kernel_for_dispatch_key(qualified, AUTOCAST_KEY):
