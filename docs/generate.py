@@ -19,6 +19,7 @@ from docs.generator import blocks, catalog, modules, reference, schema  # noqa: 
 PAGES: Mapping[str, Callable[[], str]] = {
     "docs/reference/backend.md": reference.backend_page,
     "docs/reference/cli.md": reference.cli_page,
+    "docs/reference/cpu-backend.md": catalog.cpu_page,
     "docs/reference/errors.md": reference.errors_page,
     "docs/reference/formats.md": catalog.formats_page,
     "docs/reference/hooks.md": reference.hooks_page,
@@ -31,12 +32,11 @@ PAGES: Mapping[str, Callable[[], str]] = {
 
 SECTIONS: Mapping[str, Callable[[], str]] = {
     "counts": catalog.counts_line,
-    "cpu": catalog.cpu_table,
     "evidence": catalog.evidence_table,
     "grants": catalog.grants_table,
     "modules": modules.modules_table,
     "support": catalog.support_table,
-    "switches": catalog.switches_table,
+    "trained": catalog.trained_line,
 }
 """Sections inside of pages that are written by hand, by the name in their markers."""
 

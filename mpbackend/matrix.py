@@ -114,6 +114,8 @@ class Matrix:
             self._family[arch.key] = document
         for device in document.device:
             self._require(device.arch in self.archs, name, f"device {device.key!r}", f"architecture {device.arch!r} is not declared")
+            sizes = (*device.memory_bytes, *device.bandwidth_bytes_per_s)
+            self._require(all(size > 0 for size in sizes), name, f"device {device.key!r}", f"a size of {sizes} is not above 0")
             for key in (device.key, *device.aliases):
                 self._declare(self._names, key.lower(), device.key, f"{name}: {'device' if key == device.key else 'alias'} {key!r}")
             self.devices[device.key] = device
@@ -135,6 +137,7 @@ class Matrix:
             self._declare(self._origin, (document.family, *identity), document.family, f"{name}: {label}")
         for peak in document.peak:
             self._require(peak.device in self.devices, name, f"peak {peak.device} {peak.format}", f"device {peak.device!r} is not declared")
+            self._require(0 < peak.tera_per_s < float("inf"), name, f"peak {peak.device} {peak.format}", f"tera_per_s = {peak.tera_per_s} is no rate")
         for claim in cited_records(document):
             for source_id in (*claim.source, *(conflict.source for conflict in claim.conflict)):
                 self._require((document.family, source_id) in self.sources, name, type(claim).__name__.lower(), f"source {source_id!r} is not declared")

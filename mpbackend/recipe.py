@@ -261,7 +261,7 @@ def parse_recipe(text: str, presets: Mapping[str, Recipe] | None = None) -> Reci
         if not equals or not path or not value:
             raise DocumentError(f"recipe {text!r}", found=f"{assignment!r} is not path=value", remedy="write preset:path=value,path=value")
         if path in changes:
-            raise DocumentError(f"recipe {text!r}", found=f"{path} is given twice")
+            raise DocumentError(f"recipe {text!r}", found=f"{path!r} is given twice")
         changes[path] = value
     return apply_changes(known[name], changes)
 

@@ -212,7 +212,7 @@ def test_an_ordered_choice_names_each_format_once() -> None:
         ("fp16:loss_scale.init", "'loss_scale.init' is not path=value"),
         ("fp16:=3", "'=3' is not path=value"),
         ("fp16:loss_scale.init=", "'loss_scale.init=' is not path=value"),
-        ("fp16:loss_scale.init=4,loss_scale.init=8", "loss_scale.init is given twice"),
+        ("fp16:loss_scale.init=4,loss_scale.init=8", "'loss_scale.init' is given twice"),
     ],
 )
 def test_a_value_out_of_range_is_refused(text: str, problem: str) -> None:

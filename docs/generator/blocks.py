@@ -90,11 +90,15 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def modules_of(folder: Path) -> Iterator[None]:
-    """Forget the modules that a page imports from its folder, and what it adds to the path."""
-    path = sys.path.copy()
+    """Forget the modules that a page imports from its folder, and what it adds to the path; write no bytecode, which the next page could be given."""
+    path, silent = sys.path.copy(), sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
     try:
         yield
     finally:
+        sys.dont_write_bytecode = silent
+        for added in set(sys.path) - set(path):
+            sys.path_importer_cache.pop(added, None)  # the finder of "." keeps to the folder that was current when it was made
         sys.path[:] = path
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)

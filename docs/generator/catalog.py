@@ -11,7 +11,7 @@ from mpbackend.cli.recipes import plan_or_refusal
 from mpbackend.device import Device, device_from_matrix
 from mpbackend.errors import PlanError
 from mpbackend.formats import AMBIGUOUS, DEVICE_RESOLVED, FORMATS, Format
-from mpbackend.granting import ON_UNSUPPORTED, grant
+from mpbackend.granting import ON_UNSUPPORTED, OnUnsupported, grant
 from mpbackend.matrix import Matrix, count_by, load_dropped, load_matrix
 from mpbackend.planning import plan_recipe
 from mpbackend.recipe import DESCRIPTIONS, PRESETS, Recipe, canonical_text
@@ -63,14 +63,25 @@ def format_cells(row: Format) -> tuple[str, ...]:
     return (code(row.name), row.kind, *map(str, widths), *map(number, values), *answers, code(row.torch_dtype or ""))
 
 
-def trains(preset: Recipe, matrix: Matrix) -> bool:
-    """Tell whether a session of this version trains a preset on a CPU that has bf16 instructions, with emulation permitted."""
+def trains(preset: Recipe, matrix: Matrix, policy: OnUnsupported = "emulate") -> bool:
+    """Tell whether a session of this version trains a preset under a policy on a CPU that has bf16 instructions."""
     device = Device(key=CPU, arch=CPU, name=CPU, backend=BACKEND, type="cpu")
     try:
-        plan = plan_recipe(preset, device, matrix, CpuBackend().implements(device), on_unsupported="emulate")
+        plan = plan_recipe(preset, device, matrix, CpuBackend().implements(device), on_unsupported=policy)
     except PlanError:
         return False
     return plan.runnable and not unserved_roles(plan)
+
+
+def trained_line() -> str:
+    """Return which presets a session trains, in two sentences."""
+    matrix = load_matrix()
+    plain = [name for name, preset in PRESETS.items() if trains(preset, matrix, "error")]
+    emulated = [name for name, preset in PRESETS.items() if trains(preset, matrix) and name not in plain]
+    return (
+        f'On a CPU with bf16 instructions a session of this version trains {", ".join(map(code, plain))}, and with `on_unsupported="emulate"` '
+        f"also {', '.join(map(code, emulated))}. The other {len(PRESETS) - len(plain) - len(emulated)} presets are planned only."
+    )
 
 
 def recipes_page() -> str:
@@ -188,6 +199,18 @@ def file_text(name: str, document: MatrixFile) -> str:
     devices = [(code(device.key), code(device.arch), device.name, ", ".join(map(code, device.names))) for device in document.device]
     refused = "".join(f"\n- `{entry.key}` is refused: {inline(entry.message)}" for entry in document.ambiguous)
     return f"## {name}\n\nRecords: {sizes}.\n\n" + table(("device", "architecture", "name", "reported names"), devices) + (f"\n{refused}" if refused else "")
+
+
+def cpu_page() -> str:
+    """Return the page of what the CPU backend runs and which switches it has."""
+    return page(
+        "The CPU backend",
+        "What `mpbackend-cpu` runs on each architecture, as the flags of the processor tell it: the level of a matrix product, and what runs it. "
+        '`mkl` stands for the BLAS behind torch. A level that is `emulated` runs only with `on_unsupported="emulate"`, and the plan and the record say so.',
+        cpu_table(),
+        "## Switches\n\nA session sets those that its plan names, reads them back, restores them, and records all of them.",
+        switches_table(),
+    )
 
 
 def cpu_table() -> str:
