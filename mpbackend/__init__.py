@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "BackendError": "errors",
+    "DocumentError": "errors",
     "MpbackendError": "errors",
+    "PlanError": "errors",
+    "SessionError": "errors",
+    "UnknownNameError": "errors",
     "Device": "device",
     "Plan": "planning",
     "Recipe": "recipe",
@@ -30,14 +35,19 @@ _EXPORTS = {
 }
 
 __all__ = [
+    "BackendError",
     "Device",
+    "DocumentError",
     "MpbackendError",
     "Plan",
+    "PlanError",
     "Recipe",
     "RunRecord",
     "Session",
+    "SessionError",
     "StepResult",
     "Target",
+    "UnknownNameError",
     "__version__",
     "hookimpl",
     "load_matrix",
@@ -51,7 +61,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from mpbackend.device import Device
-    from mpbackend.errors import MpbackendError
+    from mpbackend.errors import BackendError, DocumentError, MpbackendError, PlanError, SessionError, UnknownNameError
     from mpbackend.formats import parse_format
     from mpbackend.hookspecs import hookimpl
     from mpbackend.matrix import load_matrix

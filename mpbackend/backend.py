@@ -87,7 +87,7 @@ class OverflowFlag(Protocol):
         """Reset the register before a backward pass."""
 
     def found(self) -> torch.Tensor:
-        """Return a scalar bool tensor on the device: whether an overflow happened since ``clear``. Makes no synchronisation."""
+        """Return a scalar bool tensor on the device: whether an overflow happened since ``clear``. Makes no synchronization."""
         ...
 
 
@@ -98,7 +98,7 @@ class MemoryMeter(Protocol):
         """Start a new peak."""
 
     def read(self) -> MemoryReading:
-        """Return the present reading; may synchronise."""
+        """Return the present reading; may synchronize."""
         ...
 
 
@@ -106,10 +106,10 @@ class Clock(Protocol):
     """Measures device time without draining the queue on the hot path."""
 
     def mark(self) -> Any:
-        """Return a mark at the present point of the device's queue; no synchronisation."""
+        """Return a mark at the present point of the device's queue; no synchronization."""
 
     def elapsed_ms(self, start: Any, end: Any) -> float:
-        """Return the milliseconds between two marks; may synchronise, so it is called only when a record is flushed."""
+        """Return the milliseconds between two marks; may synchronize, so it is called only when a record is flushed."""
         ...
 
 

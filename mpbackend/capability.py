@@ -6,7 +6,7 @@ source. Every record is immutable; every document is decoded strictly, so a miss
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -37,6 +37,9 @@ EVIDENCE_KINDS: tuple[EvidenceKind, ...] = ("documented", "compiled", "literatur
 Unknown = Literal["unknown"]
 UNKNOWN: Unknown = "unknown"
 
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+"""A number of elements, products or bits: at least 1."""
+
 Layer = Literal["instruction", "toolkit", "library", "framework"]
 """How far a path is from the user's matmul: a hardware instruction, a toolkit to write kernels with, a library operator, or what the framework runs unasked."""
 
@@ -44,6 +47,7 @@ Rounding = Literal["rne", "rz", "rna", "exact", "unknown"]
 """Rounding: rne to nearest even, rz toward zero (truncation), rna half away from zero, exact when nothing is lost."""
 
 OverflowMode = Literal["inf_nan", "saturating", "unknown"]
+"""Overflow: inf_nan as in IEEE 754, saturating to the largest finite value (NaN becomes 0)."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -107,19 +111,19 @@ class Accumulator(Record, frozen=True, kw_only=True):
         promotion_interval: products after which the partial sum is added to a wider register; ``none`` when it never is.
     """
 
-    products_per_step: int | Unknown = UNKNOWN
-    fraction_bits: int | Unknown = UNKNOWN
+    products_per_step: Count | Unknown = UNKNOWN
+    fraction_bits: Count | Unknown = UNKNOWN
     rounding: Rounding = UNKNOWN
     output_rounding: Rounding = UNKNOWN
-    promotion_interval: int | Literal["none", "unknown"] = UNKNOWN
+    promotion_interval: Count | Literal["none", "unknown"] = UNKNOWN
 
 
 class Align(Record, frozen=True, kw_only=True):
     """Sizes that the path needs, in elements; 1 means any size, ``unknown`` that no source says."""
 
-    m: int | Unknown = UNKNOWN
-    n: int | Unknown = UNKNOWN
-    k: int | Unknown = UNKNOWN
+    m: Count | Unknown = UNKNOWN
+    n: Count | Unknown = UNKNOWN
+    k: Count | Unknown = UNKNOWN
 
 
 class Row(Cited, frozen=True, kw_only=True):
@@ -289,56 +293,3 @@ class Collective(Cited, frozen=True, kw_only=True):
     format: str
     level: Level
     accumulate: str = UNKNOWN
-
-
-class MatrixFile(Record, frozen=True, kw_only=True):
-    """One matrix file, as decoded from TOML. See ``matrices/README.md`` for the rules its content obeys.
-
-    Attributes:
-        schema: version of this layout, 1.
-        family: name of the file's vendor or platform, for listings.
-        facts: name of the fact collection and how many facts it holds.
-    """
-
-    schema: Literal[1]
-    family: str
-    facts: dict[str, int] = {}
-    source: tuple[Source, ...] = ()
-    arch: tuple[Arch, ...] = ()
-    device: tuple[DeviceModel, ...] = ()
-    ambiguous: tuple[Ambiguous, ...] = ()
-    row: tuple[Row, ...] = ()
-    peak: tuple[Peak, ...] = ()
-    switch: tuple[SwitchDefault, ...] = ()
-    overflow: tuple[Overflow, ...] = ()
-    collective: tuple[Collective, ...] = ()
-
-
-class PathMeaning(Record, frozen=True, kw_only=True):
-    """A path of the vocabulary: which layer it is of, and what it is."""
-
-    layer: Layer
-    meaning: str
-
-
-class Vocabulary(Record, frozen=True, kw_only=True):
-    """The names that rows may use, each with one line of meaning."""
-
-    schema: Literal[1]
-    op: dict[str, str]
-    scaling: dict[str, str]
-    path: dict[str, PathMeaning]
-
-
-class Dropped(Record, frozen=True, kw_only=True):
-    """A collected fact that no record was made from, with the reason."""
-
-    fact: str
-    reason: str
-
-
-class DroppedFile(Record, frozen=True, kw_only=True):
-    """The file of dropped facts."""
-
-    schema: Literal[1]
-    dropped: tuple[Dropped, ...] = ()

@@ -213,6 +213,8 @@ def decide_stored(request: Request) -> list[Decision]:
         "sensitive": ("norms, softmax and losses", "granted"),
         "scaling.mode": ("scaling of low-bit tensors", "granted"),
     }
+    if recipe.scaling.mode == "none" and is_low_bit(recipe.compute.forward):
+        reasons["scaling.mode"] = (f"no scaling: values outside the range of {recipe.compute.forward} are lost; the recipe asks for it", "warned")
     if recipe.params in SIXTEEN_BIT and recipe.master == "none":
         eps = FORMATS[recipe.params].eps
         reasons["params"] = (f"no master copy: an update below {eps / 2:g} of a weight is lost; bf16-kahan and bf16-sr keep it", "warned")

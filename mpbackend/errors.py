@@ -16,6 +16,12 @@ def nearest_names(name: str, allowed: Iterable[str], limit: int = 3) -> list[str
     return [lowered[match] for match in difflib.get_close_matches(name.lower(), list(lowered), n=limit, cutoff=0.5)]
 
 
+def printable(text: str) -> str:
+    """Return text on one line, whatever a document put into it: blanks are folded, characters that do not print are escaped."""
+    flat = " ".join(text.split())
+    return "".join(character if character.isprintable() else character.encode("unicode_escape").decode() for character in flat)
+
+
 class MpbackendError(Exception):
     """Base of every error that mpbackend raises on purpose.
 
@@ -36,7 +42,7 @@ class MpbackendError(Exception):
             parts.append(f"allowed: {', '.join(self.allowed)}")
         if remedy:
             parts.append(remedy)
-        super().__init__("; ".join(parts))
+        super().__init__(printable("; ".join(parts)))
 
 
 class UnknownNameError(MpbackendError, LookupError):
@@ -47,7 +53,7 @@ class UnknownNameError(MpbackendError, LookupError):
         near = nearest_names(name, names)
         self.kind = kind
         self.name = name
-        shown = near or names[:12]
+        shown = near or names[:12] + [f"{len(names) - 12} more"] * (len(names) > 12)
         found = f"no {kind} has that name" + (f" (nearest: {', '.join(near)})" if near else "")
         super().__init__(f"unknown {kind} {name!r}", found=found, allowed=() if near else shown, remedy=remedy)
         self.allowed = tuple(names)

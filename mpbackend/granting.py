@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from mpbackend.capability import LEVELS, Layer, Level, Row
-from mpbackend.matrix import Matrix, effective_fraction_bits, load_vocabulary
+from mpbackend.matrix import Matrix, effective_fraction_bits
 
 OnUnsupported = Literal["error", "nearest", "emulate"]
 ON_UNSUPPORTED: tuple[OnUnsupported, ...] = ("error", "nearest", "emulate")
@@ -93,13 +93,13 @@ def judge(matrix: Matrix, arch: str, op: str, pair: tuple[str, str], granularity
         granularity: granularity of the scales of inputs and weights.
         accumulate: wanted format of the sum.
     """
-    layers = load_vocabulary().path
+    layers = matrix.paths
     layouts = SCALING_ROWS.get(granularity, ("none",))
     rows = [row for row in matrix.rows(arch, op=op, a=pair[0], b=pair[1]) if row.scaling in layouts]
     deciding: Row | None = None
     outer: list[Row] = []
     for layer in DECIDING_LAYERS:
-        here = [row for row in rows if row.path in layers and layers[row.path].layer == layer]
+        here = [row for row in rows if layers[row.path].layer == layer]
         if not here:
             continue
         first_layout = min(layouts.index(row.scaling) for row in here)

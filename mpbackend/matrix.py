@@ -6,14 +6,10 @@ the files that the package ships are read by ``load_matrix()``.
 
 from __future__ import annotations
 
-import functools
-import importlib.resources
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
-
-import msgspec
+from typing import Any
 
 from mpbackend.capability import (
     Accumulator,
@@ -22,64 +18,14 @@ from mpbackend.capability import (
     Cited,
     Collective,
     DeviceModel,
-    DroppedFile,
-    MatrixFile,
     Overflow,
     Peak,
-    Record,
     Row,
     Source,
     SwitchDefault,
-    Vocabulary,
 )
+from mpbackend.documents import MatrixFile, PathMeaning, decode_toml, load_dropped, load_vocabulary, read_document, shipped_files
 from mpbackend.errors import DocumentError, UnknownNameError
-
-PACKAGE = "mpbackend.matrices"
-NOT_MATRICES = ("vocabulary.toml", "dropped.toml")
-TableT = TypeVar("TableT", bound=Record)
-
-
-def decode_toml(text: bytes, kind: type[TableT], where: str) -> TableT:
-    """Decode a TOML document strictly into ``kind``.
-
-    Raises:
-        DocumentError: not UTF-8, not TOML, a wrong type, a missing or an unknown field; names the document and the field.
-    """
-    try:
-        return msgspec.toml.decode(text, type=kind, strict=True)
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise DocumentError(f"cannot read {where}", found=str(error), remedy="see the schema in mpbackend/capability.py") from error
-
-
-def read_document(path: Path) -> bytes:
-    """Return the bytes of ``path``.
-
-    Raises:
-        DocumentError: the file cannot be read.
-    """
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DocumentError(f"cannot read {path}", found=error.strerror or str(error)) from error
-
-
-def shipped_files() -> list[Path]:
-    """Return the matrix files of this distribution, sorted by name."""
-    folder = importlib.resources.files(PACKAGE)
-    return sorted(Path(str(item)) for item in folder.iterdir() if item.name.endswith(".toml") and item.name not in NOT_MATRICES)
-
-
-@functools.cache
-def load_vocabulary() -> Vocabulary:
-    """Return the names that rows may use."""
-    path = Path(str(importlib.resources.files(PACKAGE))) / "vocabulary.toml"
-    return decode_toml(read_document(path), Vocabulary, path.name)
-
-
-def load_dropped() -> DroppedFile:
-    """Return the facts that no record was made from, with reasons."""
-    path = Path(str(importlib.resources.files(PACKAGE))) / "dropped.toml"
-    return decode_toml(read_document(path), DroppedFile, path.name)
 
 
 class Matrix:
@@ -99,6 +45,7 @@ class Matrix:
         self.devices: dict[str, DeviceModel] = {}
         self.ambiguous: dict[str, Ambiguous] = {}
         self.sources: dict[tuple[str, str], Source] = {}
+        self.paths: dict[str, PathMeaning] = dict(load_vocabulary().path)
         self._family: dict[str, MatrixFile] = {}
         self._names: dict[str, str] = {}
         self._origin: dict[tuple[str, ...], str] = {}
@@ -107,6 +54,8 @@ class Matrix:
             self._add(name, document)
 
     def _add(self, name: str, document: MatrixFile) -> None:
+        for path, meaning in document.path.items():
+            self._declare(self.paths, path, meaning, f"{name}: path {path!r}")
         for source in document.source:
             self._declare(self.sources, (document.family, source.id), source, f"{name}: source {source.id!r}")
         for arch in document.arch:
@@ -125,6 +74,7 @@ class Matrix:
         for row in document.row:
             label = f"row {' '.join(row.key)}"
             self._require(row.arch in self.archs, name, label, f"architecture {row.arch!r} is not declared")
+            self._require(row.path in self.paths, name, label, f"path {row.path!r} is not in the vocabulary and not declared under [path]")
             self._require(row.key not in self._origin, name, label, "the same key stands twice")
             self._origin[row.key] = document.family
             self._rows[row.arch].append(row)
@@ -284,17 +234,3 @@ def effective_fraction_bits(accumulator: Accumulator | None) -> int | None:
     """Return the fraction bits an accumulator keeps within a promotion window, or None when unknown."""
     bits = accumulator.fraction_bits if accumulator is not None else "unknown"
     return bits if isinstance(bits, int) else None
-
-
-__all__ = [
-    "Matrix",
-    "cited_records",
-    "count_by",
-    "decode_toml",
-    "effective_fraction_bits",
-    "load_dropped",
-    "load_matrix",
-    "load_vocabulary",
-    "read_document",
-    "shipped_files",
-]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -20,6 +20,9 @@ from mpbackend.matrix import Matrix
 from mpbackend.recipe import PRESETS, Recipe, canonical_text, recipe_hash
 
 NO_PLUGIN = "no installed plugin runs this"
+
+TRAINED = {"params": "fp32", "master": "none", "grads": "fp32", "optimizer.exp_avg": "fp32", "optimizer.exp_avg_sq": "fp32", "buffers": "keep"}
+"""Storage roles to the one value that the session carries out; recipes with other values plan and are refused by ``prepare``."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,7 +38,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         decisions: one per role (and operation), with reason and source.
         switches: global precision switches to set, name to setting.
         micro_batches: micro-batches a step.
-        synchronises: every point at which the session waits for the device.
+        synchronizations: every point at which the session waits for the device.
         runnable: whether an installed plugin runs it here.
         blockers: why it does not run; empty when it does.
     """
@@ -49,7 +52,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     decisions: tuple[Decision, ...] = ()
     switches: dict[str, str] = {}
     micro_batches: int = 1
-    synchronises: tuple[str, ...] = ()
+    synchronizations: tuple[str, ...] = ()
     runnable: bool = False
     blockers: tuple[str, ...] = ()
 
@@ -67,8 +70,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def hash(self) -> str:
-        """SHA-256 of the decisions and switches, 16 hexadecimal digits; equal on ranks that do the same arithmetic."""
-        document = msgspec.json.encode((self.granted, self.device.arch, self.decisions, self.switches, self.micro_batches), order="deterministic")
+        """SHA-256 of what is computed (not of why), 16 hexadecimal digits; equal on ranks that do the same arithmetic."""
+        decided = [(decision.role, decision.op, decision.granted, decision.level, decision.pair) for decision in self.decisions]
+        document = msgspec.json.encode((self.granted, self.device.arch, decided, self.switches, self.micro_batches), order="deterministic")
         return hashlib.sha256(document).hexdigest()[:16]
 
 
@@ -81,6 +85,7 @@ def plan_recipe(
     on_unsupported: OnUnsupported = "error",
     strict: bool = False,
     micro_batches: int = 1,
+    presets: Mapping[str, Recipe] | None = None,
 ) -> Plan:
     """Plan a recipe onto a device.
 
@@ -93,6 +98,7 @@ def plan_recipe(
             ``emulate`` grants emulated levels.
         strict: refuse what no source speaks about.
         micro_batches: micro-batches a step, >= 1.
+        presets: presets that texts start from; those of this distribution when omitted.
 
     Raises:
         PlanError: a format is refused; names the device, the level, the source and the nearest recipe that would be granted.
@@ -117,18 +123,18 @@ def plan_recipe(
     refused = [decision for decision in decisions if decision.grant == "refused"]
     if refused:
         raise refusal(request, refused)
-    runnable, blockers = find_blockers(device, implementations, compute)
+    runnable, blockers = find_blockers(device, implementations, compute, others)
     return Plan(
-        recipe=canonical_text(recipe),
-        recipe_hash=recipe_hash(recipe),
-        granted=canonical_text(effective),
+        recipe=canonical_text(recipe, presets),
+        recipe_hash=recipe_hash(recipe, presets),
+        granted=canonical_text(effective, presets),
         effective=effective,
         device=device,
         on_unsupported=on_unsupported,
         decisions=decisions,
         switches=choose_switches(request, compute),
         micro_batches=micro_batches,
-        synchronises=synchronisations(effective),
+        synchronizations=synchronizations(effective),
         runnable=runnable,
         blockers=blockers,
     )
@@ -153,6 +159,8 @@ def refusal(request: Request, refused: Sequence[Decision]) -> PlanError:
     first = refused[0]
     if first.role.startswith("compute"):
         remedy = suggest(request)
+    elif first.role.startswith("accumulate"):
+        remedy = f"`accumulate={first.granted}` in the recipe takes what the unit has"
     else:
         remedy = f"change {first.role} in the recipe: `{request.recipe.preset}:{first.role}=...`"
     found = f"{first.reason} [{first.source}]" if first.source else first.reason
@@ -176,10 +184,12 @@ def computes(request: Request, recipe: Recipe) -> bool:
     return all(decision.grant != "refused" for decision in decide_compute(trial))
 
 
-def find_blockers(device: Device, implementations: Sequence[Implementation] | None, compute: Sequence[Decision]) -> tuple[bool, tuple[str, ...]]:
-    """Tell whether a plugin runs every compute decision, and why not."""
+def find_blockers(
+    device: Device, implementations: Sequence[Implementation] | None, compute: Sequence[Decision], others: Sequence[Decision]
+) -> tuple[bool, tuple[str, ...]]:
+    """Tell whether a plugin runs every compute decision and the session every other one, and why not."""
     if implementations is None:
-        return False, (NO_PLUGIN,)
+        return False, (f"{NO_PLUGIN} (none found the device {device.key} here)",)
     blockers = [] if device.usable else [f"{device.key} is not usable: {device.cause}"]
     for decision in compute:
         matching = [i for i in implementations if (i.op, i.a, i.b) == (decision.op, *decision.pair)]
@@ -187,6 +197,11 @@ def find_blockers(device: Device, implementations: Sequence[Implementation] | No
             continue
         reason = matching[0].reason if matching else NO_PLUGIN
         blockers.append(f"{decision.role} ({decision.op}) in {decision.granted}: {reason}")
+    blockers += [
+        f"{decision.role}={decision.granted}: this version's session trains {decision.role}={TRAINED[decision.role]} only"
+        for decision in others
+        if TRAINED.get(decision.role, decision.granted) != decision.granted
+    ]
     return not blockers, tuple(dict.fromkeys(blockers))
 
 
@@ -206,9 +221,17 @@ def choose_switches(request: Request, compute: Sequence[Decision]) -> dict[str, 
     return dict(sorted(chosen.items()))
 
 
-def synchronisations(recipe: Recipe) -> tuple[str, ...]:
+def synchronizations(recipe: Recipe) -> tuple[str, ...]:
     """Return every point at which a session of this recipe waits for the device."""
-    points = ["flush of the record: one read of the buffered values every 50 steps or 5 s"]
+    points = [
+        "reading rows, for drain() or the record: one transfer of the buffered values, after step 1, every 50 steps or 5 s, and after a non-finite step",
+        "watch(): a batch that is on the device is copied to be hashed, the first 8 and then one in 50",
+    ]
     if recipe.loss_scale.mode == "dynamic":
-        points.insert(0, "step(): one scalar read of the overflow verdict before the optimizer")
+        points = [
+            "step(): one scalar read of the overflow verdict before the optimizer",
+            "a skipped step: the loss and the gradients are read to name the cause",
+            "the first taken step: one read tells which buffers the forward pass changes",
+            *points,
+        ]
     return tuple(points)

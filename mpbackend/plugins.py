@@ -16,8 +16,9 @@ import pluggy
 from mpbackend import hookspecs
 from mpbackend.backend import MEMBERS, Backend
 from mpbackend.device import Device
+from mpbackend.documents import shipped_files
 from mpbackend.errors import BackendError, DocumentError, MpbackendError, UnknownNameError
-from mpbackend.matrix import Matrix, load_matrix, shipped_files
+from mpbackend.matrix import Matrix, load_matrix
 from mpbackend.recipe import PRESETS, Recipe
 
 ENTRY_POINT_GROUP = hookspecs.PROJECT
@@ -60,6 +61,11 @@ class Plugins:
     unavailable: list[Unavailable] = field(default_factory=list)
     owners: dict[str, str] = field(default_factory=dict)
 
+    def refuse(self, entry: Unavailable) -> None:
+        """Record something as unavailable, once."""
+        if entry not in self.unavailable:
+            self.unavailable.append(entry)
+
     def matrix(self) -> Matrix:
         """Return the union of all matrix files that fit together; one that does not is recorded as unavailable."""
         accepted = shipped_files()
@@ -69,7 +75,7 @@ class Plugins:
                 matrix = load_matrix([*accepted, path])
                 accepted.append(path)
             except DocumentError as error:
-                self.unavailable.append(Unavailable(path.name, self.owners.get(f"matrix {path}", ""), str(error), "correct the file or remove the plugin"))
+                self.refuse(Unavailable(path.name, self.owners.get(f"matrix {path}", ""), str(error), "correct the file or remove the plugin"))
         return matrix
 
     def backend(self, name: str) -> Backend:
@@ -96,7 +102,7 @@ class Plugins:
                 found.extend(backend.discover())
             except Exception as error:  # noqa: BLE001 - a stranger may raise anything; it must not hide the other devices
                 entry = Unavailable(backend.name, self.owners.get(f"backend {backend.name}", ""), f"discover() raised {describe(error)}")
-                self.unavailable.append(entry)
+                self.refuse(entry)
         return found
 
 
@@ -126,10 +132,12 @@ def load_one(plugins: Plugins, name: str, owner: str, load: Callable[[], Any], d
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     try:
-        manager.register(load(), name=name)
+        module = load()
+        manager.register(module, name=name)
         manager.check_pending()
-    except Exception as error:  # noqa: BLE001 - importing a stranger may raise anything
-        plugins.unavailable.append(Unavailable(name, owner, describe(error), "update or uninstall the plugin"))
+        check_marks(module)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - importing a stranger may raise anything
+        plugins.refuse(Unavailable(name, owner, describe(error), "update or uninstall the plugin"))
         return
     plugins.distributions[distribution[0]] = distribution[1]
     for hook, add in (
@@ -143,16 +151,27 @@ def load_one(plugins: Plugins, name: str, owner: str, load: Callable[[], Any], d
                 for item in items:
                     add(plugins, owner, item)
         except Exception as error:  # noqa: BLE001 - a hook of a stranger may raise anything
-            plugins.unavailable.append(Unavailable(name, owner, f"{hook.name} raised {describe(error)}", "update or uninstall the plugin"))
+            plugins.refuse(Unavailable(name, owner, f"{hook.name} raised {describe(error)}", "update or uninstall the plugin"))
 
 
-def claim(plugins: Plugins, owner: str, kind: str, name: str) -> bool:
-    """Take a name for ``owner``; False, with both owners recorded, when it is taken."""
-    taken_by = plugins.owners.setdefault(f"{kind} {name}", owner)
-    if taken_by is owner:
-        return True
-    plugins.unavailable.append(Unavailable(name, owner, f"the {kind} name {name!r} is already taken by {taken_by}", f"uninstall {owner} or {taken_by}"))
-    return False
+def check_marks(module: Any) -> None:
+    """Raise ``BackendError`` when a function has a hook's name and lacks the mark, so that pluggy would pass it over."""
+    hooks = [name for name in vars(hookspecs) if name.startswith(f"{hookspecs.PROJECT}_")]
+    unmarked = [name for name in hooks if hasattr(module, name) and not hasattr(getattr(module, name), f"{hookspecs.PROJECT}_impl")]
+    if unmarked:
+        raise BackendError(f"function {unmarked[0]}", found="it lacks the mark of a hook", remedy="write @mpbackend.hookimpl above it")
+
+
+def claim(plugins: Plugins, owner: str, kind: str, *names: str) -> bool:
+    """Take names for ``owner``; False, with both owners recorded and nothing taken, when one of them is taken."""
+    for name in names:
+        taken_by = plugins.owners.get(f"{kind} {name}")
+        if taken_by is not None:
+            remedy = f"uninstall {owner} or {taken_by}" if owner != taken_by else f"give them different names in {owner}"
+            plugins.refuse(Unavailable(names[0], owner, f"the {kind} name {name!r} is already taken by {taken_by}", remedy))
+            return False
+    plugins.owners |= {f"{kind} {name}": owner for name in names}
+    return True
 
 
 def add_backend(plugins: Plugins, owner: str, backend: Backend) -> None:
@@ -161,8 +180,8 @@ def add_backend(plugins: Plugins, owner: str, backend: Backend) -> None:
     missing = [member for member in MEMBERS if not hasattr(backend, member)]
     if missing:
         cause = f"the backend lacks {', '.join(missing)}"
-        plugins.unavailable.append(Unavailable(name, owner, cause, "see mpbackend.backend.Backend"))
-    elif claim(plugins, owner, "backend", name):
+        plugins.refuse(Unavailable(name, owner, cause, "see mpbackend.backend.Backend"))
+    elif claim(plugins, owner, "backend", *dict.fromkeys((name, *backend.device_types))):
         plugins.backends[name] = backend
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -105,3 +106,27 @@ def flatten(part: Part, prefix: str = "") -> dict[str, Any]:
 def power_of_two(value: float) -> bool:
     """Tell whether a positive finite value is a power of two."""
     return math.isfinite(value) and value > 0 and math.frexp(value)[0] == 0.5
+
+
+def scale_within(low: float, high: float) -> Callable[[float], bool]:
+    """Return a test for powers of two within bounds that are themselves allowed."""
+    return lambda value: power_of_two(value) and low <= value <= high
+
+
+def count_within(low: int, high: int) -> Callable[[float], bool]:
+    """Return a test for whole numbers within bounds that are themselves allowed."""
+    return lambda value: low <= value <= high
+
+
+RANGES: Mapping[str, tuple[str, Callable[[float], bool]]] = {
+    "loss_scale.init": ("a power of two from loss_scale.min to loss_scale.max", power_of_two),
+    "loss_scale.growth": ("a power of two from 2 to 2^126", scale_within(2.0, 2.0**126)),
+    "loss_scale.backoff": ("a power of two from 2^-126 to 0.5", scale_within(2.0**-126, 0.5)),
+    "loss_scale.min": ("a power of two from 2^-126 to 2^126", scale_within(2.0**-126, 2.0**126)),
+    "loss_scale.max": ("a power of two from 2^-126 to 2^126", scale_within(2.0**-126, 2.0**126)),
+    "loss_scale.interval": ("a whole number from 1 to 2^31 - 1", count_within(1, 2**31 - 1)),
+    "loss_scale.hysteresis": ("a whole number from 1 to 2^31 - 1", count_within(1, 2**31 - 1)),
+    "scaling.history": ("a whole number from 1 to 2^31 - 1", count_within(1, 2**31 - 1)),
+    "scaling.margin": ("a whole number from 0 to 15", count_within(0, 15)),
+}
+"""Ranges of numeric roles. Powers of two scale without rounding; within 2^-126 to 2^126 fp32 holds a scale and its inverse as normal numbers."""

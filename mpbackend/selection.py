@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mpbackend.backend import Backend
@@ -57,7 +57,7 @@ def select_device(spec: str, plugins: Plugins, environ: Mapping[str, str] | None
         usable = [device for device in found if device.usable] or found
         if not usable:
             raise BackendError(f"device {spec!r}", found=f"backend {name!r} found no device here", remedy="`mpbackend doctor` gives the cause")
-        device = usable[min(local_rank(environment), len(usable) - 1)]
+        device = of_rank(usable, local_rank(environment))
     if not device.usable:
         raise BackendError(f"device {spec!r}", found=f"not usable: {device.cause}", remedy=device.remedy)
     return Selection(backend, device)
@@ -75,16 +75,29 @@ def local_rank(environ: Mapping[str, str]) -> int:
     return int(text)
 
 
+def of_rank(devices: Sequence[Device], rank: int) -> Device:
+    """Return the device of a rank. Ranks share the host; an accelerator belongs to one.
+
+    Raises:
+        BackendError: there are fewer accelerators than ranks.
+    """
+    if rank < len(devices):
+        return devices[rank]
+    if devices[0].type == "cpu":
+        return devices[0]
+    found = f"backend {devices[0].backend!r} has {len(devices)} usable devices"
+    raise BackendError(f"{LOCAL_RANK}={rank}", found=found, remedy="start at most that many processes on this machine, or name the device in the spec")
+
+
 def pick(plugins: Plugins, rank: int) -> Selection:
-    """Choose for ``auto``: accelerators before the host, hardware before emulation, the launcher's index among equals."""
-    devices = [device for device in plugins.devices() if device.usable and device.kind != "emulated"]
+    """Choose for ``auto``: hardware only, accelerators before the host, the launcher's index among equals."""
+    devices = [device for device in plugins.devices() if device.usable and device.kind == "hardware"]
     if not devices:
         causes = "; ".join(f"{device.key}: {device.cause}" for device in plugins.devices()) or "no plugin found a device"
         raise BackendError("device 'auto'", found=causes, remedy="`mpbackend doctor` says what to install")
     accelerators = [device for device in devices if device.type != "cpu"]
     pool = accelerators or devices
-    same = [device for device in pool if device.backend == pool[0].backend]
-    device = same[min(rank, len(same) - 1)]
+    device = of_rank([device for device in pool if device.backend == pool[0].backend], rank)
     return Selection(plugins.backends[device.backend], device)
 
 
@@ -116,7 +129,7 @@ def plan(
     asked = parse_recipe(recipe, known.presets) if isinstance(recipe, str) else recipe
     target = find_device(device, known, matrix) if isinstance(device, str) else device
     implementations = known.backends[target.backend].implements(target) if target.backend in known.backends else None
-    return plan_recipe(asked, target, matrix, implementations, on_unsupported=on_unsupported, strict=strict, micro_batches=micro_batches)
+    return plan_recipe(asked, target, matrix, implementations, on_unsupported=on_unsupported, strict=strict, micro_batches=micro_batches, presets=known.presets)
 
 
 def find_device(key: str, plugins: Plugins, matrix: Matrix) -> Device:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 
@@ -24,9 +24,6 @@ from mpbackend.train.fence import Fence
 from mpbackend.train.policy import PinnedPolicy
 from mpbackend.train.recording import Recording
 from mpbackend.train.session import Scheduler, Session
-
-if TYPE_CHECKING:
-    from mpbackend.decisions import Decision
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 Schedulers = Scheduler | Sequence[Scheduler]
@@ -80,13 +77,13 @@ class Target:
         *,
         plan: Plan | None = None,
         clip_norm: float | None = None,
-        micro_batches: int = 1,
+        micro_batches: int | None = None,
         average: bool = False,
         scheduler: Schedulers = (),
         record: str | os.PathLike[str] | None = None,
         seed: int | None = None,
         fence: Literal["set", "report"] = "set",
-        on_unsupported: OnUnsupported = "error",
+        on_unsupported: OnUnsupported | None = None,
     ) -> Session:
         """Make a session.
 
@@ -96,13 +93,13 @@ class Target:
             recipe: recipe to plan; or give ``plan``.
             plan: a plan made for this device.
             clip_norm: clip gradients to this L2 norm; None leaves them.
-            micro_batches: micro-batches a step, summed.
+            micro_batches: micro-batches a step, summed; the plan's when a plan is given, else 1.
             average: divide the sum by the micro-batches seen.
-            scheduler: learning-rate schedulers to step after every taken step.
+            scheduler: learning-rate schedulers to step after every taken step; one that needs a metric is yours to step.
             record: folder to write the record to.
             seed: seed of the run, for the record.
             fence: ``set`` the global switches of the plan, or only ``report`` them.
-            on_unsupported: policy when ``recipe`` is planned here.
+            on_unsupported: policy when ``recipe`` is planned here, ``error`` by default; not with ``plan``, which was made under one.
 
         Raises:
             PlanError: the plan is refused, or no installed plugin runs it here.
@@ -111,9 +108,16 @@ class Target:
         check_clip_norm(clip_norm)
         if (recipe is None) == (plan is None):
             raise SessionError("prepare()", found="recipe and plan" if plan is not None else "neither recipe nor plan", remedy="give exactly one of them")
-        chosen = plan if plan is not None else self.plan(recipe or "", on_unsupported=on_unsupported, micro_batches=micro_batches)
+        if plan is None:
+            plan = self.plan(recipe or "", on_unsupported=on_unsupported or "error", micro_batches=micro_batches or 1)
+        elif on_unsupported is not None or micro_batches not in (None, plan.micro_batches):
+            found = f"a plan for micro_batches={plan.micro_batches}, on_unsupported={plan.on_unsupported!r}, and other values beside it"
+            raise SessionError("prepare()", found=found, remedy="give them to target.plan()")
+        chosen = plan
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         schedulers = [scheduler] if isinstance(scheduler, Scheduler) else list(scheduler)
+        if any(isinstance(item, torch.optim.lr_scheduler.ReduceLROnPlateau) for item in schedulers):
+            raise SessionError("prepare()", found="a ReduceLROnPlateau, which needs a metric", remedy="leave it out and step it after evaluating")
         self._check(chosen, model, optimizers)
         resources = ExitStack()
         try:
@@ -149,13 +153,6 @@ class Target:
             raise PlanError(f"plan for {plan.device.key}", found=f"the target is {self.info.key}", remedy="make the plan with target.plan()")
         if not plan.runnable:
             raise PlanError(f"{plan.granted} on {plan.device.key}", found="; ".join(plan.blockers), remedy="`mpbackend plan` shows what runs")
-        blocked = unserved_roles(plan)
-        if blocked:
-            first = blocked[0]
-            remedy = "recipes with fp32 parameters train: fp32, fp16, bf16"
-            raise PlanError(
-                f"{plan.granted} on {plan.device.key}", found=f"{first.role}={first.granted} is planned but not trained by this version", remedy=remedy
-            )
         if not optimizers:
             raise SessionError("prepare()", found="no optimizer")
         wanted = FORMATS[plan.effective.params].torch_dtype
@@ -163,7 +160,7 @@ class Target:
             if parameter.device.type != self.device.type:
                 raise SessionError("prepare()", found=f"parameter {name} is on {parameter.device}", remedy=f"model.to({self.info.address!r}'s device) first")
             if parameter.is_floating_point() and str(parameter.dtype) != f"torch.{wanted}":
-                remedy = f"model.to(torch.{wanted}), or a recipe with masters such as {plan.effective.compute.forward}-master"
+                remedy = f"model.to(torch.{wanted}): the recipe computes in {plan.effective.compute.forward} by itself"
                 raise SessionError("prepare()", found=f"parameter {name} is {parameter.dtype}, the recipe keeps {wanted}", remedy=remedy)
 
 
@@ -171,9 +168,3 @@ def autocast_dtype(plan: Plan) -> torch.dtype | None:
     """Return the dtype of autocast under a plan: the 16-bit compute format, or None for fp32."""
     name = plan.effective.compute.forward
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name)
-
-
-def unserved_roles(plan: Plan) -> list[Decision]:
-    """Return the decisions of storage roles that the session does not carry out: it trains fp32 parameters with fp32 sums and moments."""
-    served = {"params": "fp32", "master": "none", "grads": "fp32", "optimizer.exp_avg": "fp32", "optimizer.exp_avg_sq": "fp32", "buffers": "keep"}
-    return [decision for decision in plan.decisions if served.get(decision.role, decision.granted) != decision.granted]

@@ -36,7 +36,7 @@ def test_unknown_name_shows_the_nearest() -> None:
 
 def test_unknown_name_far_from_all_lists_some() -> None:
     error = UnknownNameError("op", "zzz", [f"op{n:02}" for n in range(20)], remedy="see the list")
-    assert str(error) == f"unknown op 'zzz': no op has that name; allowed: {', '.join(f'op{n:02}' for n in range(12))}; see the list"
+    assert str(error) == f"unknown op 'zzz': no op has that name; allowed: {', '.join(f'op{n:02}' for n in range(12))}, 8 more; see the list"
     assert len(error.allowed) == 20
 
 

@@ -15,11 +15,11 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from mpbackend.capability import MatrixFile
 from mpbackend.cli.main import main
 from mpbackend.device import device_from_matrix
+from mpbackend.documents import MatrixFile, decode_toml, read_document, shipped_files
 from mpbackend.errors import MpbackendError
-from mpbackend.matrix import Matrix, decode_toml, load_matrix, read_document, shipped_files
+from mpbackend.matrix import Matrix, load_matrix
 from mpbackend.planning import plan_recipe
 from mpbackend.plugins import Plugins
 from mpbackend.recipe import PRESETS, Recipe, canonical_text, parse_recipe

@@ -6,9 +6,11 @@ from typing import Any, get_args
 
 import pytest
 
-from mpbackend.capability import LEVELS, Accumulator, Arch, Conflict, Level, MatrixFile, Row, Source
+from mpbackend.capability import LEVELS, Accumulator, Arch, Conflict, Level, Row, Source
+from mpbackend.documents import MatrixFile, load_vocabulary
+from mpbackend.errors import DocumentError
 from mpbackend.granting import DECIDING_LAYERS, ON_UNSUPPORTED, SCALING_ROWS, Grant, OnUnsupported, Verdict, describe_accumulator, explain, grant, judge
-from mpbackend.matrix import Matrix, load_vocabulary
+from mpbackend.matrix import Matrix
 from mpbackend.roles import Granularity
 
 G: Grant = "granted"
@@ -129,8 +131,18 @@ def test_a_toolkit_never_decides(level: Level) -> None:
     assert "toolkit" not in DECIDING_LAYERS
 
 
-def test_a_path_outside_the_vocabulary_says_nothing() -> None:
-    assert ask(row("instruction", "native", path="a stranger's")).row is None
+def test_a_path_that_nothing_declares_is_refused() -> None:
+    with pytest.raises(DocumentError, match="not in the vocabulary and not declared under"):
+        ask(row("instruction", "native", path="a stranger's"))
+
+
+def test_an_operator_that_leaves_its_accumulator_open_leaves_the_sum_unknown() -> None:
+    half, single = row("instruction", "native", accumulate="fp16"), row("instruction", "native", accumulate="fp32")
+    silent, telling = row("library", "native", accumulate="unknown"), row("framework", "native", accumulate="fp32")
+    assert ask(silent, half, single).accumulators == ("fp16", "fp32")
+    assert ask(silent, single).accumulators == ()
+    assert ask(silent, telling, half, single).accumulators == ()
+    assert ask(half, single).accumulators == ()
 
 
 def test_the_best_level_of_a_layer_decides() -> None:

@@ -12,21 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from mpbackend.capability import Accumulator, MatrixFile, Vocabulary
+from mpbackend.capability import Accumulator
 from mpbackend.device import Device, device_from_matrix
+from mpbackend.documents import NOT_MATRICES, MatrixFile, Vocabulary, decode_toml, load_dropped, load_vocabulary, read_document, shipped_files
 from mpbackend.errors import DocumentError, UnknownNameError
-from mpbackend.matrix import (
-    NOT_MATRICES,
-    Matrix,
-    count_by,
-    decode_toml,
-    effective_fraction_bits,
-    load_dropped,
-    load_matrix,
-    load_vocabulary,
-    read_document,
-    shipped_files,
-)
+from mpbackend.matrix import Matrix, count_by, effective_fraction_bits, load_matrix
 
 FIXTURE = Path(__file__).parent / "fixtures" / "acme.toml"
 SHIPPED = [pytest.param(path, id=path.stem) for path in shipped_files()]
@@ -207,7 +197,7 @@ def test_a_malformed_file_is_refused_by_field(load: Callable[..., Matrix], old: 
     with pytest.raises(DocumentError, match=field) as caught:
         load(old, new)
     assert "acme.toml" in str(caught.value)
-    assert "see the schema" in caught.value.remedy
+    assert "matrix-schema.md" in caught.value.remedy
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b'schema = 1\nfamily = "\xc3\x28"', b"\x00", b"["])

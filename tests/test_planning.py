@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 from mpbackend.backend import Implementation
 from mpbackend.decisions import Decision
 from mpbackend.device import Device, device_from_matrix
+from mpbackend.documents import shipped_files
 from mpbackend.errors import DocumentError, MpbackendError, PlanError
 from mpbackend.granting import ON_UNSUPPORTED, OnUnsupported
-from mpbackend.matrix import Matrix, load_matrix, shipped_files
+from mpbackend.matrix import Matrix, load_matrix
 from mpbackend.planning import NO_PLUGIN, Plan, plan_recipe
 from mpbackend.recipe import PRESETS, canonical_text, parse_recipe, recipe_hash
 from mpbackend.roles import PASSES
@@ -110,7 +111,7 @@ def test_the_rung_below_bf16_is_fp16_with_dynamic_scaling(key: str) -> None:
     scale = plan.decision("loss_scale.mode")
     assert (scale.asked, scale.granted, scale.grant) == ("none", "dynamic from 65536", "granted")
     assert scale.reason.endswith("changed with compute, where bf16 was refused")
-    assert plan.synchronises[0].startswith("step(): one scalar read")
+    assert plan.synchronizations[0].startswith("step(): one scalar read")
 
 
 def test_emulation_is_granted_when_asked_for_and_shown() -> None:
@@ -242,9 +243,9 @@ def test_the_scale_that_is_granted_says_where_it_starts(mode: str, granted: str)
 
 
 def test_only_dynamic_scaling_waits_for_the_device() -> None:
-    assert len(on("fp16", "h100").synchronises) == 2
-    assert on("fp16:loss_scale.mode=static", "h100").synchronises == on("bf16", "h100").synchronises
-    assert len(on("bf16", "h100").synchronises) == 1
+    assert len(on("fp16", "h100").synchronizations) == 5
+    assert on("fp16:loss_scale.mode=static", "h100").synchronizations == on("bf16", "h100").synchronizations
+    assert [point.split(":")[0].split(",")[0] for point in on("bf16", "h100").synchronizations] == ["reading rows", "watch()"]
 
 
 # low-bit recipes
@@ -287,7 +288,7 @@ def test_fp8_on_a_unit_with_a_narrow_accumulator() -> None:  # E12
         assert "unless promoted" in precise.reason
     assert plan.decision("compute.forward", "conv").granted == "bf16"
     assert not plan.runnable
-    assert plan.blockers == (NO_PLUGIN,) == ("no installed plugin runs this",)
+    assert plan.blockers == ("no installed plugin runs this (none found the device h100 here)",)
 
 
 def test_the_precise_accumulator_is_asked_for_by_its_effect() -> None:  # E12
@@ -423,7 +424,7 @@ def test_an_accumulator_that_the_unit_lacks_is_refused() -> None:
     error = refusal("fp16", "acme-x0", ACME)
     decision = refused(error)[0]
     assert (decision.role, decision.granted) == ("accumulate.forward", "fp16")
-    assert error.remedy == "change accumulate.forward in the recipe: `fp16:accumulate.forward=...`"
+    assert error.remedy == "`accumulate=fp16` in the recipe takes what the unit has"
     assert acme("fp16:accumulate=fp16,loss_scale.mode=static", "acme-x0").decision("accumulate.forward").granted == "fp16"
     assert acme("fp16:accumulate=fast,loss_scale.mode=static", "acme-x0").decision("accumulate.forward").granted == "fp16"
 
@@ -519,7 +520,7 @@ def test_what_keeps_a_plan_from_running_is_named() -> None:
     assert (plan.runnable, plan.blockers) == (False, ("compute.forward (conv) in bf16: convolution is not written",))
     plan = plan_recipe(PRESETS["fp16"], device, ACME, RUNS)
     assert plan.blockers[0] == f"compute.forward (matmul) in fp16: {NO_PLUGIN}"
-    assert plan_recipe(PRESETS["bf16"], device, ACME).blockers == (NO_PLUGIN,)
+    assert plan_recipe(PRESETS["bf16"], device, ACME).blockers == (f"{NO_PLUGIN} (none found the device acme-x1 here)",)
 
 
 @pytest.mark.parametrize("count", [0, -1])

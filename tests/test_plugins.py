@@ -103,6 +103,7 @@ def test_installed_plugins_have_no_fault() -> None:
         ("def f(:", "SyntaxError: invalid syntax"),
         ("raise ValueError('first line\\nsecond line')", "ValueError: first line"),
         ("raise KeyError", "KeyError"),
+        ("raise SystemExit('no driver')", "SystemExit: no driver"),
     ],
 )
 def test_plugin_that_raises_on_import(site: Site, source: str, cause: str) -> None:
@@ -117,6 +118,11 @@ def test_misspelt_hook(site: Site) -> None:
     name, distribution, cause = only_fault(site.load())
     assert (name, distribution) == ("acme", "mpbackend-acme 1.0")
     assert "mpbackend_backend" in cause
+
+
+def test_hook_without_its_mark(site: Site) -> None:
+    site.install("mpbackend-acme", "def mpbackend_backends():\n    return []")
+    assert "mpbackend_backends: it lacks the mark of a hook" in only_fault(site.load())[2]
 
 
 def test_hook_that_takes_an_argument(site: Site) -> None:
@@ -146,6 +152,26 @@ def test_name_already_taken_names_both_distributions(site: Site) -> None:
     name, distribution, cause = only_fault(site.load())
     assert (name, distribution) == ("good", "mpbackend-zebra 1.0")
     assert "already taken by mpbackend-good 1.0" in cause
+
+
+def test_device_type_already_taken_is_a_clash(site: Site) -> None:
+    site.install("mpbackend-zeta", '@hookimpl\ndef mpbackend_backends():\n    return [backend("zeta", device_types=("good",))]')
+    assert only_fault(site.load()) == ("zeta", "mpbackend-zeta 1.0", "the backend name 'good' is already taken by mpbackend-good 1.0")
+
+
+def test_one_distribution_cannot_take_a_name_twice(site: Site) -> None:
+    site.install("mpbackend-zeta", '@hookimpl\ndef mpbackend_backends():\n    return [backend("zeta", discover=list), backend("zeta", discover=list)]')
+    plugins = site.load()
+    assert only_fault(plugins)[0] == "zeta"
+    assert "give them different names in mpbackend-zeta 1.0" in plugins.unavailable[0].remedy
+
+
+def test_asking_again_reports_a_fault_once(site: Site) -> None:
+    site.install("mpbackend-zeta", '@hookimpl\ndef mpbackend_backends():\n    return [backend("zeta", discover=lambda: 1 / 0)]')
+    plugins = site.load()
+    for _ in range(3):
+        plugins.devices()
+    assert len(plugins.unavailable) == 1
 
 
 def test_missing_members_are_named(site: Site) -> None:

@@ -15,7 +15,7 @@ from mpbackend.errors import BackendError, PlanError, UnknownNameError
 from mpbackend.matrix import load_matrix
 from mpbackend.planning import NO_PLUGIN
 from mpbackend.plugins import Plugins, Unavailable
-from mpbackend.recipe import PRESETS, Recipe
+from mpbackend.recipe import PRESETS, Recipe, gemm
 from mpbackend.selection import Selection, find_device, local_rank, plan, select_device
 
 
@@ -87,8 +87,9 @@ def test_auto_passes_over_what_is_not_usable() -> None:
     assert select("auto", HOST, FakeBackend("acme", [device("acme", cause="no driver")])).backend == "cpu"
 
 
-def test_auto_passes_over_emulated_devices() -> None:
-    emulator = FakeBackend("emu", [device("emu", kind="emulated", device_type="cpu")])
+@pytest.mark.parametrize("kind", ["emulated", "simulated"])
+def test_auto_passes_over_what_is_no_hardware(kind: Kind) -> None:
+    emulator = FakeBackend("emu", [device("emu", kind=kind, device_type="cpu")])
     assert select("auto", emulator, HOST).backend == "cpu"
     with pytest.raises(BackendError, match="device 'auto'"):
         select("auto", emulator)
@@ -187,7 +188,7 @@ def test_backend_without_devices() -> None:
 
 def test_known_device_without_its_plugin_is_planned_from_the_matrix() -> None:
     made = plan("bf16", "h100", plugins=plugins(HOST))
-    assert (made.device.key, made.runnable, made.blockers) == ("h100", False, (NO_PLUGIN,))
+    assert (made.device.key, made.runnable, made.blockers) == ("h100", False, (f"{NO_PLUGIN} (none found the device h100 here)",))
 
 
 def test_device_of_this_machine_wins_over_the_matrix() -> None:
@@ -242,3 +243,19 @@ def test_plan_passes_the_policy_on() -> None:
 def test_planning_imports_no_torch() -> None:
     program = "import sys, mpbackend; mpbackend.plan('bf16', 'h100'); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_more_ranks_than_accelerators_is_an_error() -> None:
+    with pytest.raises(BackendError, match=r"LOCAL_RANK=2: backend 'acme' has 2 usable devices"):
+        select("acme", HOST, PAIR, LOCAL_RANK="2")
+    with pytest.raises(BackendError, match="LOCAL_RANK=2"):
+        select("auto", HOST, PAIR, LOCAL_RANK="2")
+
+
+def test_a_preset_of_a_plugin_is_written_over_itself() -> None:
+    loaded = plugins(HOST)
+    loaded.presets["acme"] = Recipe(preset="acme", compute=gemm("bf16"))
+    made = plan("acme:compute=fp32", "h100", plugins=loaded)
+    assert (made.recipe, made.granted) == ("acme:compute=fp32", "acme:compute=fp32")
+    assert plan("acme", "h100", plugins=loaded).recipe == "acme"
+    assert made.recipe_hash != plan("acme", "h100", plugins=loaded).recipe_hash

@@ -6,18 +6,18 @@ from collections.abc import Iterable
 
 from docs.generator.markdown import code, inline, items, page, paragraphs, parse_doc, table
 from mpbackend import formats, recipe
-from mpbackend.capability import EVIDENCE_KINDS, LEVEL_MEANING, LEVELS, MatrixFile, Row
+from mpbackend.capability import EVIDENCE_KINDS, LEVEL_MEANING, LEVELS, Row
 from mpbackend.cli.recipes import plan_or_refusal
 from mpbackend.device import Device, device_from_matrix
+from mpbackend.documents import MatrixFile, load_dropped
 from mpbackend.errors import PlanError
 from mpbackend.formats import AMBIGUOUS, DEVICE_RESOLVED, FORMATS, Format
 from mpbackend.granting import ON_UNSUPPORTED, OnUnsupported, grant
-from mpbackend.matrix import Matrix, count_by, load_dropped, load_matrix
+from mpbackend.matrix import Matrix, count_by, load_matrix
 from mpbackend.planning import plan_recipe
 from mpbackend.recipe import DESCRIPTIONS, PRESETS, Recipe, canonical_text
 from mpbackend.report.recipes import describe_roles
 from mpbackend.report.view import EVIDENCE_MEANING
-from mpbackend.target import unserved_roles
 from mpbackend_cpu.backend import CpuBackend
 from mpbackend_cpu.discovery import ARM_ARCH, BACKEND, X86_ARCHS
 from mpbackend_cpu.implementations import implementations
@@ -70,7 +70,7 @@ def trains(preset: Recipe, matrix: Matrix, policy: OnUnsupported = "emulate") ->
         plan = plan_recipe(preset, device, matrix, CpuBackend().implements(device), on_unsupported=policy)
     except PlanError:
         return False
-    return plan.runnable and not unserved_roles(plan)
+    return plan.runnable
 
 
 def trained_line() -> str:

@@ -7,11 +7,11 @@ import re
 from typing import Any, get_args
 
 from docs.generator.markdown import code, constant_docs, inline, page, paragraphs, parse_doc, record_text, table
-from mpbackend import capability
+from mpbackend import capability, documents
 from mpbackend.capability import LEVEL_MEANING, LEVELS
 from mpbackend.decisions import Decision
 from mpbackend.device import Device
-from mpbackend.matrix import load_vocabulary
+from mpbackend.documents import load_vocabulary
 from mpbackend.observe import record
 from mpbackend.report.view import EVIDENCE_MEANING, SYMBOLS
 from mpbackend.train.state import CheckpointInfo
@@ -26,10 +26,10 @@ def matrix_schema_page() -> str:
     words = [
         f"### {name}\n\n{', '.join(code(word) for word in get_args(getattr(capability, name)))}. {inline(documented.get(name, ''))}".rstrip() for name in WORDS
     ]
-    arrays = {element[1]: name for name, text in capability.MatrixFile.__annotations__.items() if (element := ELEMENT.match(text))}
-    tables = [f"### [[{name}]]: {kind}\n\n{schema_text(getattr(capability, kind))}" for kind, name in arrays.items()]
+    arrays = {element[1]: name for name, text in documents.MatrixFile.__annotations__.items() if (element := ELEMENT.match(text))}
+    tables = [f"### [[{name}]]: {kind}\n\n{schema_text(getattr(capability, kind, None) or getattr(documents, kind))}" for kind, name in arrays.items()]
     inner = [f"### {kind.__name__}\n\n{schema_text(kind)}" for kind in (capability.Cited, capability.Conflict, capability.Accumulator, capability.Align)]
-    others = [capability.Vocabulary, capability.PathMeaning, capability.DroppedFile, capability.Dropped]
+    others = [documents.Vocabulary, documents.PathMeaning, documents.DroppedFile, documents.Dropped]
     return page(
         "Matrix files",
         paragraphs(parse_doc(capability).text),
@@ -40,7 +40,7 @@ def matrix_schema_page() -> str:
         "### EvidenceKind\n\n" + table(("kind", "meaning"), [(code(kind), meaning) for kind, meaning in EVIDENCE_MEANING.items()]),
         *words,
         "## The file",
-        schema_text(capability.MatrixFile),
+        schema_text(documents.MatrixFile),
         "## Its tables",
         *tables,
         "## Records inside them",

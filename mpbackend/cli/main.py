@@ -75,7 +75,7 @@ def show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=show_version, help="Show the versions of the core and the plugins.")
 def main() -> None:
-    """Plan, run and compare one mixed-precision training recipe on several vendors' devices, with a source for every claim."""
+    """Plan and run one mixed-precision training recipe on several vendors' devices, with a reason and a source for every decision."""
 
 
 if __name__ == "__main__":

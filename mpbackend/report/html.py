@@ -14,7 +14,8 @@ import msgspec
 
 from mpbackend import __version__
 from mpbackend.capability import EVIDENCE_KINDS, LEVEL_MEANING, LEVELS, Row, Source
-from mpbackend.matrix import Matrix, load_vocabulary
+from mpbackend.documents import load_vocabulary
+from mpbackend.matrix import Matrix
 from mpbackend.report.devices import dense_peaks, memory_text
 from mpbackend.report.difference import STATUSES
 from mpbackend.report.rows import NO_ROW_MEANS

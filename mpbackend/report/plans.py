@@ -52,7 +52,7 @@ def plan_report(plan: Plan) -> Report:
         Facts("", plan_facts(plan)),
         decision_table("Decisions", plan.decisions, citations),
         Facts("Switches", sorted(plan.switches.items()) or [("none", "no global precision switch changes what was granted")]),
-        Listing("Waits for the device", plan.synchronises),
+        Listing("Waits for the device", plan.synchronizations),
         citations.listing(),
     ]
     return Report(f"{plan.recipe} on {plan.device.key}", blocks)

@@ -19,7 +19,7 @@ from mpbackend.planning import Plan
 from mpbackend.recipe import CHOICE_PATHS, DESCRIPTIONS, FAST, FORMAT_PATHS, Recipe, canonical_text
 from mpbackend.report.devices import dense_peaks
 from mpbackend.report.view import Column, Listing, Report, Table, level_text
-from mpbackend.roles import Part
+from mpbackend.roles import RANGES, Part
 
 PARAMETERS = 10**9
 """Parameters over which bytes per parameter are averaged, so that what is counted once does not show."""
@@ -29,19 +29,6 @@ ROUND = 1e6
 """Largest values from here on are rounded to three digits."""
 
 COUNTED = ("params", "master", "grads", "optimizer")
-
-BOUNDS = {
-    "loss_scale.growth": "a power of two > 1",
-    "loss_scale.backoff": "a power of two < 1",
-    "loss_scale.init": "a power of two from loss_scale.min to loss_scale.max",
-    "loss_scale.min": "a power of two",
-    "loss_scale.max": "a power of two",
-    "loss_scale.interval": "a whole number >= 1",
-    "loss_scale.hysteresis": "a whole number >= 1",
-    "scaling.history": "a whole number >= 1",
-    "scaling.margin": "a whole number within 0..15",
-}
-"""Ranges of numeric roles, as ``mpbackend.recipe.check`` enforces them."""
 
 
 class Role(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,8 +103,8 @@ def leaf_types(part: type[Part], prefix: str = "") -> dict[str, Any]:
 
 def allowed_text(path: str, kind: Any) -> str:
     """Return what a role allows, in words."""
-    if path in BOUNDS:
-        return BOUNDS[path]
+    if path in RANGES:
+        return RANGES[path][0]
     if typing.get_origin(kind) is Literal:
         return ", ".join(typing.get_args(kind))
     if path in FORMAT_PATHS:

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from mpbackend.capability import EVIDENCE_KINDS, LEVELS, Arch, Level, Row
+from mpbackend.documents import load_vocabulary
 from mpbackend.errors import DocumentError, UnknownNameError
 from mpbackend.formats import DEVICE_RESOLVED, format_name
-from mpbackend.matrix import Matrix, load_vocabulary
+from mpbackend.matrix import Matrix
 from mpbackend.report.view import (
     Block,
     Citations,

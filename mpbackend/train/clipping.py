@@ -33,7 +33,7 @@ def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
         gradients: at least one dense tensor; any shapes, one device.
 
     Returns:
-        A scalar fp32 tensor (fp64 for fp64 gradients) on the device; no synchronisation. ``inf`` or NaN when a gradient is, or when a square overflows.
+        A scalar fp32 tensor (fp64 for fp64 gradients) on the device; no synchronization. ``inf`` or NaN when a gradient is, or when a square overflows.
     """
     dtype = torch.float64 if gradients[0].dtype == torch.float64 else torch.float32
     norms = torch._foreach_norm(gradients, 2.0, dtype)

@@ -14,6 +14,7 @@ from mpbackend.observe.record import StepRow, to_number
 
 if TYPE_CHECKING:
     from mpbackend.backend import Clock
+    from mpbackend.train.step import StepResult
 
 FLUSH_STEPS = 50
 FLUSH_SECONDS = 5.0
@@ -35,6 +36,11 @@ class Pending(NamedTuple):
     samples: int
     tokens: int
 
+    @classmethod
+    def of(cls, step: int, losses: list[torch.Tensor], result: StepResult, lr: float | torch.Tensor, mark: Any, samples: int, tokens: int) -> Pending:
+        """Return the row of a finished step."""
+        return cls(step, losses, result.grad_norm, result.loss_scale, result.stepped, result.reason, lr, mark, samples, tokens)
+
 
 class Journal:
     """Pending and finished rows.
@@ -52,7 +58,7 @@ class Journal:
         self.metrics: dict[int, dict[str, float]] = {}
 
     def add(self, row: Pending) -> bool:
-        """Keep a row; True when it is time to flush. No synchronisation."""
+        """Keep a row; True when it is time to flush. No synchronization."""
         self._pending.append(row)
         return len(self._pending) >= FLUSH_STEPS or time.monotonic() - self._flushed_at >= FLUSH_SECONDS
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 BatchT = TypeVar("BatchT")
 Scheduler = torch.optim.lr_scheduler.LRScheduler
+NOTHING = nullcontext()
 
 
 class Session:
@@ -84,7 +85,7 @@ class Session:
         self._clip_norm = clip_norm
         self._average = average
         self._micro_batches = plan.micro_batches
-        self._accumulating = [StepResult(False, f"accumulating {n}/{self._micro_batches}", None, 1.0, None) for n in range(self._micro_batches)]
+        self._accumulating = [StepResult(False, f"accumulating {n}/{plan.micro_batches}", None, 1.0, None) for n in range(plan.micro_batches)]
         self._seen = 0
         self._backward_calls = 0
         self._unscaled = False
@@ -98,6 +99,7 @@ class Session:
         self._journal = Journal(self._clock)
         self._guard = BufferGuard(model) if self.loss_scale.dynamic else None
         self._window_open = False
+        self._needs_autocast = autocast_dtype is not None
         self._forward = ForwardContext(plan.device.type, autocast_dtype, lambda: self._around.make("forward"))
         self._resources = resources
         self._closed = False
@@ -120,8 +122,12 @@ class Session:
             retain_graph: as in ``torch.Tensor.backward``.
 
         Raises:
-            SessionError: the gradients of this step were already unscaled.
+            SessionError: the forward pass was not under ``autocast()``, the gradients were already unscaled, or the session is closed.
         """
+        if self._needs_autocast and not self._window_open:
+            found = f"the recipe computes in {self.plan.effective.compute.forward}, but no autocast() was entered"
+            raise SessionError("backward()", found=found, remedy="compute the loss inside `with session.autocast():`")
+        self._check_open("backward()")
         if self._unscaled:
             raise SessionError("backward()", found="the gradients of this step were already unscaled", remedy="call step() first")
         self._losses.append(loss.detach())
@@ -131,12 +137,8 @@ class Session:
             loss = (loss if loss.dtype in (torch.float32, torch.float64) else loss.float()) * scale
         if self._overflow is not None and self._seen == 0:
             self._overflow.clear()
-        around = self._around.make("backward")
-        if around is None:
+        with self._around.make("backward") or NOTHING:
             loss.backward(retain_graph=retain_graph)
-        else:
-            with around:
-                loss.backward(retain_graph=retain_graph)
 
     def step(self, *, denominator: float | None = None) -> StepResult:
         """Finish a micro-batch; at the boundary unscale, clip and step the optimizers, or say why not.
@@ -150,6 +152,7 @@ class Session:
         Raises:
             SessionError: called inside ``autocast()``, before ``backward()``, or after ``close()``.
         """
+        self._check_open("step()")
         if self._forward.entered:
             raise SessionError("step()", found="called inside session.autocast()", remedy="leave the context before step()")
         if self._backward_calls == 0:
@@ -224,8 +227,7 @@ class Session:
             self._recording.finish_step(self.model, self.optimizers, stepped=result.stepped)
         for parameter in self._parameters:
             parameter.grad = None
-        lr = self.optimizers[0].param_groups[0]["lr"]
-        row = Pending(self.steps, self._losses, result.grad_norm, result.loss_scale, result.stepped, result.reason, lr, self._clock.mark(), samples, tokens)
+        row = Pending.of(self.steps, self._losses, result, self.optimizers[0].param_groups[0]["lr"], self._clock.mark(), samples, tokens)
         due = self._journal.add(row)
         self._losses = []
         self._seen = self._backward_calls = 0
@@ -234,9 +236,12 @@ class Session:
             self.write_record()
         return result
 
-    def _open_window(self) -> None:
+    def _check_open(self, asked: str) -> None:
         if self._closed:
-            raise SessionError("autocast()", found="the session is closed", remedy="prepare a new one")
+            raise SessionError(asked, found="the session is closed", remedy="prepare a new one")
+
+    def _open_window(self) -> None:
+        self._check_open("autocast()")
         self._window_open = True
         if self._guard is not None:
             self._guard.open_window()
@@ -262,9 +267,9 @@ class Session:
         Raises:
             SessionError: nothing was observed: no record was asked for, or no step was made.
         """
-        if self._recording is None or self.steps == 0:
-            raise SessionError("account()", found="no step was observed", remedy="prepare with record=..., then make one step")
-        return self._recording.account()
+        if self._recording is not None and self.steps:
+            return self._recording.account()
+        raise SessionError("account()", found="no step was observed", remedy="prepare with record=..., then make one step")
 
     def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
         """Save model, optimizers, schedulers, loss scale, counters and random state; see ``mpbackend.train.state``."""
@@ -284,9 +289,8 @@ class Session:
         try:
             self._resources.close()
         finally:
-            rows = self._journal.read()
+            self.write_record()
             if self._recording is not None:
-                self._recording.write(rows, self._data.fingerprint)
                 self._recording.close()
 
     def __enter__(self) -> Session:

@@ -12,6 +12,7 @@ PURE: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("formats",),
     ("capability",),
+    ("documents",),
     ("matrix",),
     ("roles",),
     ("recipe",),

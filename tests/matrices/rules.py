@@ -10,10 +10,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpbackend.capability import EVIDENCE_KINDS, LEVELS, Cited, Collective, DroppedFile, MatrixFile, Source, SwitchDefault, Vocabulary
+from mpbackend.capability import EVIDENCE_KINDS, LEVELS, Cited, Collective, Source, SwitchDefault
+from mpbackend.documents import NOT_MATRICES, DroppedFile, MatrixFile, Vocabulary, decode_toml, read_document
 from mpbackend.errors import UnknownNameError
 from mpbackend.formats import parse_format
-from mpbackend.matrix import NOT_MATRICES, cited_records, decode_toml, read_document
+from mpbackend.matrix import cited_records
 
 MATRICES = Path(__file__).resolve().parents[2] / "matrices"
 NO_FORMAT = ("none", "unknown")

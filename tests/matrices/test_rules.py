@@ -8,23 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from mpbackend.capability import (
-    Ambiguous,
-    Arch,
-    Collective,
-    Conflict,
-    DeviceModel,
-    Dropped,
-    DroppedFile,
-    MatrixFile,
-    Overflow,
-    PathMeaning,
-    Peak,
-    Row,
-    Source,
-    SwitchDefault,
-    Vocabulary,
-)
+from mpbackend.capability import Ambiguous, Arch, Collective, Conflict, DeviceModel, Overflow, Peak, Row, Source, SwitchDefault
+from mpbackend.documents import Dropped, DroppedFile, MatrixFile, PathMeaning, Vocabulary
 from tests.matrices.rules import RULES, Collection, problems, shipped
 
 replace: Callable[..., Any] = msgspec.structs.replace

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from mpbackend.capability import Accumulator, Align, Arch, Conflict, DeviceModel, MatrixFile, Peak, Row, Source
+from mpbackend.capability import Accumulator, Align, Arch, Conflict, DeviceModel, Peak, Row, Source
+from mpbackend.documents import MatrixFile
 from mpbackend.matrix import Matrix, load_matrix
 
 HOSTILE = "</script><script>alert('x')</script> | a *note* <!-- [b](c)"

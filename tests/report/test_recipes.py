@@ -13,7 +13,6 @@ from mpbackend.matrix import Matrix
 from mpbackend.planning import plan_recipe
 from mpbackend.recipe import DESCRIPTIONS, PRESETS, Recipe
 from mpbackend.report.recipes import (
-    BOUNDS,
     Cell,
     cells_report,
     describe_presets,
@@ -26,6 +25,7 @@ from mpbackend.report.recipes import (
     roles_report,
 )
 from mpbackend.report.terminal import render
+from mpbackend.roles import RANGES
 
 
 def peak(format: str, rate: float, **fields: str) -> Peak:  # noqa: A002 - the field's name
@@ -87,7 +87,7 @@ def test_what_a_literal_role_is_said_to_allow_is_what_a_recipe_takes() -> None:
     ],
 )
 def test_the_bounds_that_are_shown_are_the_ones_that_hold(path: str, good: float, bad: float) -> None:
-    assert path in BOUNDS
+    assert path in RANGES
     PRESETS["fp32"].evolve(**{path: good})
     with pytest.raises(DocumentError):
         PRESETS["fp32"].evolve(**{path: bad})

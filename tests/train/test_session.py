@@ -249,7 +249,7 @@ def test_parameters_in_another_format_are_refused_and_named(prepare: Prepare) ->
 
 def test_a_recipe_that_only_plans_is_refused_with_what_trains(prepare: Prepare) -> None:
     model = make_net().bfloat16()
-    with pytest.raises(PlanError, match="not trained by this version"):
+    with pytest.raises(PlanError, match="this version's session trains params=fp32 only"):
         prepare(model, adamw(model), "bf16-params")
 
 
@@ -278,3 +278,45 @@ def test_autocast_may_be_nested_and_leaves_nothing_open(prepare: Prepare) -> Non
         assert model(torch.ones(1, 8)).dtype == torch.bfloat16
     assert not torch.is_autocast_enabled("cpu")
     assert model(torch.ones(1, 8)).dtype == torch.float32
+
+
+def test_a_16_bit_recipe_without_autocast_is_refused(prepare: Prepare) -> None:
+    model = torch.nn.Linear(8, 4)
+    session = prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), "bf16")
+    with pytest.raises(SessionError, match="computes in bf16, but no autocast"):
+        session.backward(model(torch.ones(1, 8)).sum())
+
+
+def test_nothing_runs_after_close(prepare: Prepare) -> None:
+    model = torch.nn.Linear(8, 4)
+    session = prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), "fp32")
+    session.backward(model(torch.ones(1, 8)).sum())
+    session.close()
+    with pytest.raises(SessionError, match="closed"):
+        session.step()
+    with pytest.raises(SessionError, match="closed"):
+        session.backward(model(torch.ones(1, 8)).sum())
+
+
+@pytest.mark.parametrize("options", [{"micro_batches": 4}, {"on_unsupported": "nearest"}])
+def test_what_a_plan_already_says_cannot_be_said_otherwise(target: mpbackend.Target, options: dict[str, Any]) -> None:
+    model = torch.nn.Linear(8, 4)
+    with pytest.raises(SessionError, match="other values beside it"):
+        target.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), plan=target.plan("fp32"), **options)
+    with target.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), plan=target.plan("fp32", micro_batches=4), micro_batches=4):
+        pass
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_exactly_one_of_recipe_and_plan_is_given(target: mpbackend.Target, count: int) -> None:
+    model = torch.nn.Linear(8, 4)
+    given: dict[str, Any] = {"recipe": "fp32", "plan": target.plan("fp32")} if count else {}
+    with pytest.raises(SessionError, match="exactly one"):
+        target.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), **given)
+
+
+def test_a_scheduler_that_needs_a_metric_is_refused(prepare: Prepare) -> None:
+    model = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(SessionError, match="ReduceLROnPlateau"):
+        prepare(model, optimizer, "fp32", scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mpbackend.backend import Implementation
+from mpbackend.documents import load_vocabulary
 from mpbackend.formats import FORMATS
-from mpbackend.matrix import load_matrix, load_vocabulary
+from mpbackend.matrix import load_matrix
 from mpbackend_cpu.discovery import ARM_ARCH, X86_ARCHS
 from mpbackend_cpu.implementations import OPS, implementations
 
