@@ -89,9 +89,8 @@ def batches(text: Tensor, config: Config, steps: int, seed: int) -> Iterator[tup
         yield rows[:, :-1], rows[:, 1:]
 
 
-def train(target: mpbackend.Target, plan: mpbackend.Plan, record: str, steps: int = 150, seed: int = 1) -> Iterator[float | None]:
+def train(target: mpbackend.Target, plan: mpbackend.Plan, record: str, steps: int, seed: int = 1, config: Config = Config()) -> Iterator[float | None]:
     """Train under a plan; yield after each step its loss where the host knows it (every tenth step), else None."""
-    config = Config()
     torch.manual_seed(seed)
     model = GPT(config).to(target.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95))
