@@ -7,6 +7,7 @@ path reads the device only where the plan says so.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
@@ -187,22 +188,18 @@ class Session:
         if not 0 < divisor < math.inf:
             raise SessionError(f"step(denominator={denominator!r})", found="not a finite number above 0", remedy="give the count that the loss sums over")
         factor = 1.0 / (divisor if self._unscaled else divisor * scale)
+        multiplier: torch.Tensor | float = factor
         norm: torch.Tensor | float | None = None
         if self._needs_norm:
-            norm = clipping.total_norm(gradients)
-            if factor != 1.0:
-                norm = norm * factor
-            coefficient = clipping.clip_coefficient(norm, self._clip_norm, factor) if self._clip_norm is not None else None
+            norm = clipping.total_norm(gradients) if factor == 1.0 else clipping.total_norm(gradients) * factor
+            if self._clip_norm is not None:
+                multiplier = clipping.clip_coefficient(norm, self._clip_norm, factor)
             if self.loss_scale.dynamic:
                 norm = verdict.read_norm(norm, self._overflow)
                 if not math.isfinite(norm):
                     return self._skip(gradients, norm)
-            if coefficient is not None:
-                torch._foreach_mul_(gradients, coefficient)
-            elif factor != 1.0:
-                torch._foreach_mul_(gradients, factor)
-        elif factor != 1.0:
-            torch._foreach_mul_(gradients, factor)
+        if isinstance(multiplier, torch.Tensor) or multiplier != 1.0:
+            torch._foreach_mul_(gradients, multiplier)
         for optimizer in self.optimizers:
             optimizer.step()
         for scheduler in self.schedulers:
@@ -297,4 +294,6 @@ class Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None and self._seen:
+            warnings.warn(f"{self._seen} of {self._micro_batches} micro-batches are open and dropped; call session.flush() first", stacklevel=2)
         self.close()

@@ -320,3 +320,12 @@ def test_a_scheduler_that_needs_a_metric_is_refused(prepare: Prepare) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(SessionError, match="ReduceLROnPlateau"):
         prepare(model, optimizer, "fp32", scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
+
+
+def test_leaving_with_open_micro_batches_warns(target: mpbackend.Target) -> None:
+    model = torch.nn.Linear(8, 4)
+    with (
+        pytest.warns(UserWarning, match="1 of 2 micro-batches are open"),
+        target.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), "fp32", micro_batches=2) as session,
+    ):
+        step_once(session, model, make_batches(1)[0])
