@@ -20,6 +20,10 @@ CONV_FORMAT_OF_LOW_BIT = "bf16"
 SIXTEEN_BIT = ("bf16", "fp16")
 
 
+LOGITS_MEMORY = "; cross_entropy keeps 4 B a logit for backward and needs 12 B at its peak (6 B and 10 B where a backend runs its log-softmax in 16 bits)"
+"""What the pinned ``cross_entropy`` costs: measured on torch 2.13 with its profiler and saved-tensor hooks, see ``tests/train/test_pinned_values.py``."""
+
+
 class Decision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One role of the recipe on the device.
 
@@ -65,6 +69,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 def is_low_bit(name: str) -> bool:
     """Tell whether a format needs scaled tensors: 8 bits or fewer."""
     return name in FORMATS and FORMATS[name].bits <= 8
+
+
+def wanted_in_16_bits(recipe: Recipe) -> bool:
+    """Tell whether autocast runs in a 16-bit format under a recipe: by itself, or for what a low-bit recipe does not convert."""
+    return recipe.compute.forward in SIXTEEN_BIT or is_low_bit(recipe.compute.forward)
 
 
 def lower_recipe(recipe: Recipe) -> Recipe | None:
@@ -219,7 +228,7 @@ def decide_stored(request: Request) -> list[Decision]:
         eps = FORMATS[recipe.params].eps
         reasons["params"] = (f"no master copy: an update below {eps / 2:g} of a weight is lost; bf16-kahan and bf16-sr keep it", "warned")
     if recipe.sensitive == "fp32":
-        reasons["sensitive"] = ("the same list is pinned to fp32 on every backend", "granted")
+        reasons["sensitive"] = (f"the same list is pinned to fp32 on every backend{LOGITS_MEMORY if wanted_in_16_bits(recipe) else ''}", "granted")
     flat = recipe.flat()
     return [
         Decision(

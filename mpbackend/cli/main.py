@@ -10,7 +10,7 @@ import click
 from mpbackend import __version__
 from mpbackend.errors import MpbackendError, nearest_names
 
-COMMANDS = ("demo", "devices", "doctor", "matrix", "memory", "plan", "recipes")
+COMMANDS = ("demo", "devices", "doctor", "matrix", "memory", "plan", "policy", "recipes")
 """Commands by name; ``mpbackend.cli.<name>`` defines ``command``."""
 
 
