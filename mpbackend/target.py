@@ -10,20 +10,23 @@ from typing import Literal
 import torch
 
 from mpbackend.backend import Backend
+from mpbackend.decisions import CONV_FORMAT_OF_LOW_BIT
 from mpbackend.device import Device
 from mpbackend.errors import PlanError, SessionError
-from mpbackend.formats import FORMATS
 from mpbackend.granting import OnUnsupported
+from mpbackend.lowbit import is_low_bit_recipe
 from mpbackend.planning import Plan
 from mpbackend.plugins import Plugins, load_plugins
 from mpbackend.recipe import Recipe
 from mpbackend.selection import plan as plan_for
 from mpbackend.selection import select_device
+from mpbackend.train.boundary import Scheduler
+from mpbackend.train.checks import MATH_ONLY_ATTENTION, check_model, check_optimizers, check_options, check_schedulers
 from mpbackend.train.clipping import check_clip_norm
 from mpbackend.train.fence import Fence
-from mpbackend.train.policy import PinnedPolicy
+from mpbackend.train.policy import NativePolicy, PinnedPolicy
 from mpbackend.train.recording import Recording
-from mpbackend.train.session import Scheduler, Session
+from mpbackend.train.session import Session
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 Schedulers = Scheduler | Sequence[Scheduler]
@@ -106,46 +109,48 @@ class Target:
             SessionError: the model is elsewhere, or its parameters are not in the format that the recipe says.
         """
         check_clip_norm(clip_norm)
+        seed = check_options(fence, record, seed)
         if (recipe is None) == (plan is None):
             raise SessionError("prepare()", found="recipe and plan" if plan is not None else "neither recipe nor plan", remedy="give exactly one of them")
         if plan is None:
-            plan = self.plan(recipe or "", on_unsupported=on_unsupported or "error", micro_batches=micro_batches or 1)
+            plan = self.plan(recipe or "", on_unsupported=on_unsupported or "error", micro_batches=1 if micro_batches is None else micro_batches)
         elif on_unsupported is not None or micro_batches not in (None, plan.micro_batches):
             found = f"a plan for micro_batches={plan.micro_batches}, on_unsupported={plan.on_unsupported!r}, and other values beside it"
             raise SessionError("prepare()", found=found, remedy="give them to target.plan()")
         chosen = plan
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         schedulers = [scheduler] if isinstance(scheduler, Scheduler) else list(scheduler)
-        if any(isinstance(item, torch.optim.lr_scheduler.ReduceLROnPlateau) for item in schedulers):
-            raise SessionError("prepare()", found="a ReduceLROnPlateau, which needs a metric", remedy="leave it out and step it after evaluating")
+        check_schedulers(schedulers)
         self._check(chosen, model, optimizers)
+        dtype = autocast_dtype(chosen)
+        switches = [*self.backend.switches(self.info), MATH_ONLY_ATTENTION]
+        wanted = {**chosen.switches, **({} if dtype is None else {MATH_ONLY_ATTENTION.name: "false"})}
         resources = ExitStack()
         try:
-            owner = f"the session of {chosen.recipe}"
-            switches = Fence(self.backend.switches(self.info), chosen.switches, mode=fence, backend=self.backend.name, owner=owner)
-            resources.enter_context(switches)
-            if chosen.effective.sensitive == "fp32" and autocast_dtype(chosen) is not None:
-                resources.enter_context(PinnedPolicy(self.backend.autocast_key, self.backend.op_policy(self.info)))
+            held = Fence(switches, wanted, mode=fence, backend=self.backend.name, owner=f"the session of {chosen.recipe}")
+            resources.enter_context(held)
+            if dtype is not None:
+                pinned = chosen.effective.sensitive == "fp32"
+                policy = PinnedPolicy(self.backend.autocast_key, self.backend.op_policy(self.info)) if pinned else NativePolicy(self.backend.autocast_key)
+                resources.enter_context(policy)
             conversion = self.backend.convert(model, chosen)
-            recording = None
-            if record is not None:
-                recording = Recording(record, chosen, self.backend, model, conversion, switches.report, seed)
+            recording = None if record is None else Recording(record, chosen, self.backend, model, conversion, held.report, seed)
+            return Session(
+                model,
+                optimizers,
+                chosen,
+                self.backend,
+                autocast_dtype=dtype,
+                clip_norm=clip_norm,
+                average=average,
+                schedulers=schedulers,
+                recording=recording,
+                conversion=conversion,
+                resources=resources,
+            )
         except BaseException:
             resources.close()
             raise
-        return Session(
-            model,
-            optimizers,
-            chosen,
-            self.backend,
-            autocast_dtype=autocast_dtype(chosen),
-            clip_norm=clip_norm,
-            average=average,
-            schedulers=schedulers,
-            recording=recording,
-            conversion=conversion,
-            resources=resources,
-        )
 
     def _check(self, plan: Plan, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Check that the plan runs here and fits the model; see ``prepare``."""
@@ -153,18 +158,11 @@ class Target:
             raise PlanError(f"plan for {plan.device.key}", found=f"the target is {self.info.key}", remedy="make the plan with target.plan()")
         if not plan.runnable:
             raise PlanError(f"{plan.granted} on {plan.device.key}", found="; ".join(plan.blockers), remedy="`mpbackend plan` shows what runs")
-        if not optimizers:
-            raise SessionError("prepare()", found="no optimizer")
-        wanted = FORMATS[plan.effective.params].torch_dtype
-        for name, parameter in model.named_parameters():
-            if parameter.device.type != self.device.type:
-                raise SessionError("prepare()", found=f"parameter {name} is on {parameter.device}", remedy=f"model.to({self.info.address!r}'s device) first")
-            if parameter.is_floating_point() and str(parameter.dtype) != f"torch.{wanted}":
-                remedy = f"model.to(torch.{wanted}): the recipe computes in {plan.effective.compute.forward} by itself"
-                raise SessionError("prepare()", found=f"parameter {name} is {parameter.dtype}, the recipe keeps {wanted}", remedy=remedy)
+        check_model(model, self.device, plan.effective.params, plan.effective.compute.forward)
+        check_optimizers(optimizers, model)
 
 
 def autocast_dtype(plan: Plan) -> torch.dtype | None:
-    """Return the dtype of autocast under a plan: the 16-bit compute format, or None for fp32."""
-    name = plan.effective.compute.forward
+    """Return the dtype of autocast under a plan: the 16-bit compute format, None for fp32; under a low-bit recipe what runs that is not converted."""
+    name = CONV_FORMAT_OF_LOW_BIT if is_low_bit_recipe(plan.effective) else plan.effective.compute.forward
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name)

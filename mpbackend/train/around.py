@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Literal
 
+import torch
+
 if TYPE_CHECKING:
     from mpbackend.backend import Backend
     from mpbackend.planning import Plan
@@ -29,6 +31,8 @@ class Around:
     def make(self, phase: Literal["forward", "backward"]) -> AbstractContextManager[object] | None:
         """Return what to enter around a pass: the execution context, and inside it the observer when this step is observed."""
         recording = self._recording if self._recording is not None and self._recording.observing else None
+        if torch.is_inference_mode_enabled():  # there composite operators reach a dispatch mode whole, below autocast: observing would change the arithmetic
+            recording = None
         if recording is None:
             return self._backend.execute(self._plan) if self._executes else None
         stack = ExitStack()

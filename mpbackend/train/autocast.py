@@ -28,8 +28,11 @@ class ForwardContext:
 
     Args:
         device_type: torch device type.
-        dtype: autocast dtype, or None for no autocast (fp32).
+        dtype: autocast dtype, or None for fp32, which turns an outer autocast off.
         around: makes the context to enter around autocast for this pass; returns None when there is none.
+
+    Attributes:
+        used: set when a forward pass with gradients enters the context; cleared by the session.
     """
 
     def __init__(self, device_type: str, dtype: torch.dtype | None, around: ContextFactory) -> None:
@@ -37,6 +40,7 @@ class ForwardContext:
         self._dtype = dtype
         self._around = around
         self._stack = _Stack()
+        self.used = False
 
     def __enter__(self) -> None:
         stack = self._stack
@@ -45,16 +49,16 @@ class ForwardContext:
         if outer is not None:
             outer.__enter__()
         stack.open.append(outer)
-        if self._dtype is not None:
-            if depth == len(stack.objects):
-                stack.objects.append(torch.autocast(self._device_type, dtype=self._dtype))
-            stack.objects[depth].__enter__()
+        if depth == len(stack.objects):
+            stack.objects.append(torch.autocast(self._device_type, dtype=self._dtype, enabled=self._dtype is not None))
+        stack.objects[depth].__enter__()
+        if torch.is_grad_enabled():
+            self.used = True
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         stack = self._stack
         outer = stack.open.pop()
-        if self._dtype is not None:
-            stack.objects[len(stack.open)].__exit__(kind, error, trace)
+        stack.objects[len(stack.open)].__exit__(kind, error, trace)
         if outer is not None:
             outer.__exit__(kind, error, trace)
 

@@ -6,12 +6,15 @@ scaling the session copies buffers at the start of a step and restores them on a
 
 from __future__ import annotations
 
+import warnings
+from typing import NamedTuple
+
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
-BUDGET_BYTES = 64 * 2**20
+from mpbackend.errors import SessionError
 
-Named = tuple[str, torch.Tensor]
+BUDGET_BYTES = 64 * 2**20
 
 
 class BufferGuard:
@@ -31,56 +34,85 @@ class BufferGuard:
     """
 
     def __init__(self, model: torch.nn.Module, budget: int = BUDGET_BYTES) -> None:
-        self._all = [(name, buffer) for name, buffer in model.named_buffers() if buffer.numel()]
-        self._versions = {name: buffer._version for name, buffer in self._all}
-        self._always = {
-            f"{path}.{name}" if path else name
-            for path, module in model.named_modules()
-            if isinstance(module, _NormBase)
-            for name, _ in module.named_buffers(recurse=False)
+        modules = dict(model.named_modules())
+        self._places = {
+            name: Place(modules[name.rpartition(".")[0]], name.rpartition(".")[2])
+            for name, buffer in model.named_buffers()
+            if buffer is not None and buffer.numel()
         }
+        self._marks = {name: place.mark() for name, place in self._places.items()}
+        self._always = {name for name, place in self._places.items() if isinstance(place.module, _NormBase)}
         self._budget = budget
-        self._copies: list[torch.Tensor] = []
+        self._copies: dict[str, torch.Tensor] = {}
         self._learning = True
-        self._watched: list[Named] = []
+        self._watched: list[str] = []
         self.left_out: list[str] = []
-        self._watch([name for name, _ in self._all])
+        self._watch(list(self._places))
 
     def _watch(self, names: list[str]) -> None:
         """Watch the named buffers, those of normalization modules first, as far as the budget goes."""
-        wanted = [item for item in self._all if item[0] in self._always] + [item for item in self._all if item[0] in names and item[0] not in self._always]
+        wanted = sorted(self._always) + [name for name in self._places if name in names and name not in self._always]
         self._watched, self.left_out, used = [], [], 0
-        for name, buffer in wanted:
-            size = buffer.numel() * buffer.element_size()
-            if used + size <= self._budget:
-                used += size
-                self._watched.append((name, buffer))
-            else:
-                self.left_out.append(name)
+        for name in wanted:
+            size = self._places[name].tensor.nbytes
+            fits = used + size <= self._budget
+            used += size if fits else 0
+            (self._watched if fits else self.left_out).append(name)
 
     @torch.no_grad()
     def open_window(self) -> None:
         """Copy the watched buffers; called before the first forward pass of a step."""
-        if self._watched:
-            self._copies = [buffer.detach().clone() for _, buffer in self._watched]
+        self._copies = {name: self._places[name].tensor.detach().clone() for name in self._watched}
 
     def close_window(self) -> None:
         """Learn which buffers the step changed; called after a step that was taken. The first call reads the device once."""
-        moved = [name for name, buffer in self._all if buffer._version != self._versions[name]]
-        if self._learning:
+        moved = [name for name, place in self._places.items() if place.mark() != self._marks[name]]
+        if self._learning and self._copies:
             self._learning = False
-            differs = [(copy != buffer).any() for (_, buffer), copy in zip(self._watched, self._copies, strict=True)]
-            changed = [name for (name, _), differ in zip(self._watched, torch.stack(differs).tolist(), strict=True) if differ] if differs else []
-            self._watch([*changed, *moved])
+            differs = {name: differ(copy, self._places[name].tensor) for name, copy in self._copies.items()}
+            values = torch.stack(list(differs.values())).tolist() if differs else []
+            self._watch([*(name for name, value in zip(differs, values, strict=True) if value), *moved])
+            if self.left_out:
+                warnings.warn(f"buffers over the {self._budget:,} B budget are not restored on a skipped step: {', '.join(self.left_out)}", stacklevel=4)
         elif moved:
-            self._watch([*(name for name, _ in self._watched), *moved])
-        for name, buffer in self._all:
-            self._versions[name] = buffer._version
+            self._watch([*self._watched, *moved])
+        self._marks = {name: place.mark() for name, place in self._places.items()}
 
     @torch.no_grad()
     def restore(self) -> list[str]:
         """Put the copies back; returns the names of the restored buffers."""
-        for (name, buffer), copy in zip(self._watched, self._copies, strict=True):
-            buffer.copy_(copy)
-            self._versions[name] = buffer._version
-        return [name for name, _ in self._watched]
+        for name, copy in self._copies.items():
+            place = self._places[name]
+            if place.tensor.shape == copy.shape and place.tensor.dtype == copy.dtype:
+                place.tensor.copy_(copy)
+            else:
+                place.module._buffers[place.name] = copy
+            self._marks[name] = place.mark()
+        return list(self._copies)
+
+
+class Place(NamedTuple):
+    """Where a buffer is held: a forward pass may put another tensor there."""
+
+    module: torch.nn.Module
+    name: str
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The tensor that is there now."""
+        tensor = self.module._buffers[self.name]
+        if tensor is None:
+            raise SessionError(f"buffer {self.name}", found="it became None while training", remedy="keep it a tensor")
+        return tensor
+
+    def mark(self) -> tuple[int, int]:
+        """Return what changes when the tensor is replaced or written in place."""
+        tensor = self.tensor
+        return id(tensor), tensor._version
+
+
+def differ(copy: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
+    """Return a scalar bool tensor: whether two tensors differ in a value, NaN equal to NaN."""
+    if copy.shape != present.shape or copy.dtype != present.dtype:
+        return torch.ones((), dtype=torch.bool, device=copy.device)
+    return ((copy != present) & ~((copy != copy) & (present != present))).any()

@@ -37,7 +37,7 @@ class DataWatch:
         """Yield the batches of ``loader`` unchanged, counting them."""
         for batch in loader:
             first = first_tensor(batch)
-            if first is not None and first.dim():
+            if first is not None and not first.is_nested and first.dim():
                 self.samples += first.shape[0]
                 if first.dtype in INTEGER_DTYPES and first.dim() > 1:
                     self.tokens += first.numel()
@@ -82,10 +82,12 @@ def hash_tensor(digest: Any, tensor: torch.Tensor, limit: int | None = None) -> 
 
     Args:
         digest: a hashlib object.
-        tensor: a dense tensor on any device; one that is not on the host is copied there.
+        tensor: a tensor on any device; one that is not on the host is copied there. Of a sparse, nested or meta tensor only the description is hashed.
         limit: elements to hash at most; all of them when omitted.
     """
-    digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+    digest.update(f"{tensor.dtype}{'' if tensor.is_nested else tuple(tensor.shape)}".encode())
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
+        return
     flat = tensor.detach().reshape(-1)
     host = (flat if limit is None else flat[:limit]).cpu().contiguous()
     if host.numel():

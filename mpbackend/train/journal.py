@@ -5,21 +5,27 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from mpbackend.errors import MpbackendError, SessionError
 from mpbackend.observe.record import StepRow, to_number
 
 if TYPE_CHECKING:
     from mpbackend.backend import Clock
     from mpbackend.train.step import StepResult
+    from mpbackend.train.window import Window
 
 FLUSH_STEPS = 50
 FLUSH_SECONDS = 5.0
 KEPT_ROWS = 4096
 """Rows kept for ``drain()``; older ones are dropped when nobody drains."""
+
+
+LearningRate = float | torch.Tensor | None
 
 
 class Pending(NamedTuple):
@@ -31,15 +37,32 @@ class Pending(NamedTuple):
     scale: float
     stepped: bool
     reason: str
-    lr: float | torch.Tensor
+    lr: LearningRate
     mark: Any
     samples: int
     tokens: int
+    micro_batches: int
 
     @classmethod
-    def of(cls, step: int, losses: list[torch.Tensor], result: StepResult, lr: float | torch.Tensor, mark: Any, samples: int, tokens: int) -> Pending:
+    def of(cls, step: int, window: Window, result: StepResult, lr: LearningRate, mark: Any, samples: int, tokens: int) -> Pending:
         """Return the row of a finished step."""
-        return cls(step, losses, result.grad_norm, result.loss_scale, result.stepped, result.reason, lr, mark, samples, tokens)
+        parts = (step, window.losses, result.grad_norm, result.loss_scale, result.stepped, result.reason, lr, mark, samples, tokens, window.seen)
+        return cls(*parts)
+
+
+def learning_rate(optimizers: Sequence[torch.optim.Optimizer]) -> LearningRate:
+    """Return the learning rate of the first parameter group as it is now; None for an optimizer without one."""
+    lr = optimizers[0].param_groups[0].get("lr")
+    return lr.detach().clone() if isinstance(lr, torch.Tensor) else lr
+
+
+@contextmanager
+def notes_on(error: BaseException) -> Iterator[None]:
+    """Add an error of the record to the user's own as a note, so that it does not hide it."""
+    try:
+        yield
+    except MpbackendError as second:
+        error.add_note(str(second))
 
 
 class Journal:
@@ -56,6 +79,19 @@ class Journal:
         self._last_mark: Any = None
         self._flushed_at = time.monotonic()
         self.metrics: dict[int, dict[str, float]] = {}
+
+    def log(self, step: int, metrics: Mapping[str, object]) -> None:
+        """Keep metrics for the row of a step.
+
+        Raises:
+            SessionError: a value is not one number.
+        """
+        for name, value in metrics.items():
+            try:
+                number = float(value)  # type: ignore[arg-type] # whatever float() takes
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise SessionError(f"log({name}={value!r:.40})", found="not a number", remedy="log plain numbers or scalar tensors") from error
+            self.metrics.setdefault(step, {})[name] = number
 
     def add(self, row: Pending) -> bool:
         """Keep a row; True when it is time to flush. No synchronization."""
@@ -77,7 +113,7 @@ class Journal:
         losses = [next(values) for _ in row.losses]
         norm = next(values) if isinstance(row.grad_norm, torch.Tensor) else row.grad_norm
         lr = next(values) if isinstance(row.lr, torch.Tensor) else row.lr
-        loss = sum(losses) / len(losses) if losses else None
+        loss = sum(losses) / max(row.micro_batches, 1) if losses else None
         ms = None if self._last_mark is None else self._clock.elapsed_ms(self._last_mark, row.mark)
         self._last_mark = row.mark
         nonfinite = any(value is not None and not math.isfinite(value) for value in (loss, norm))
@@ -89,7 +125,7 @@ class Journal:
             stepped=row.stepped,
             reason=row.reason,
             nonfinite=nonfinite,
-            lr=to_number(lr),
+            lr=None if lr is None else to_number(lr),
             ms=None if ms is None else to_number(ms),
             samples=row.samples,
             tokens=row.tokens,

@@ -161,14 +161,22 @@ class PinRegistry:
     Attributes:
         counts: live pins of each operator.
         libraries: what removes each kernel.
+        natives: live sessions that want the native policy, by autocast key.
     """
 
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
     libraries: dict[tuple[str, str], Any] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
+    natives: dict[str, int] = field(default_factory=dict)
+
+    def pins(self, autocast_key: str) -> bool:
+        """Whether any operator is pinned on an autocast key."""
+        return any(key == autocast_key for key, _ in self.counts)
 
     def acquire(self, autocast_key: str, name: str, how: Remedy) -> None:
-        """Count one more pin of an operator; register its kernel for the first."""
+        """Count one more pin of an operator; register its kernel for the first. ``BackendError`` while a session wants the native policy."""
+        if self.natives.get(autocast_key):
+            raise BackendError("sensitive=fp32", found="a live session runs with sensitive=native, and the policy is one for the process", remedy=CLOSE_FIRST)
         with self.lock:
             pin = (autocast_key, name)
             if pin not in self.counts:
@@ -185,6 +193,7 @@ class PinRegistry:
                 self.libraries.pop(pin)._destroy()
 
 
+CLOSE_FIRST = "close that session first, or run this one in its own process"
 PINS = PinRegistry()
 """The registry of this process."""
 
@@ -226,3 +235,31 @@ class PinnedPolicy:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._entered.pop().close()
+
+
+class NativePolicy:
+    """Keeps the backend's own policy while it is entered: no other session may pin operators meanwhile.
+
+    Args:
+        autocast_key: name of the backend's autocast dispatch key.
+        registry: the bookkeeping; that of this process when omitted.
+
+    Raises:
+        BackendError: a live session pins operators on the key.
+    """
+
+    def __init__(self, autocast_key: str, registry: PinRegistry = PINS) -> None:
+        self.autocast_key = autocast_key
+        self._registry = registry
+
+    def __enter__(self) -> Self:
+        with self._registry.lock:
+            if self._registry.pins(self.autocast_key):
+                found = "a live session runs with sensitive=fp32, and the policy is one for the process"
+                raise BackendError("sensitive=native", found=found, remedy=CLOSE_FIRST)
+            self._registry.natives[self.autocast_key] = self._registry.natives.get(self.autocast_key, 0) + 1
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        with self._registry.lock:
+            self._registry.natives[self.autocast_key] -= 1

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
 import torch
 
 from mpbackend import __version__
+from mpbackend.formats import FORMATS
 from mpbackend.observe.audit import Observer, SavedActivations, observed_classes
 from mpbackend.observe.record import (
     ClassReading,
@@ -51,6 +54,7 @@ class Recording:
 
     Attributes:
         observing: whether the present step is observed.
+        segment: how often the run was resumed.
     """
 
     def __init__(
@@ -63,7 +67,6 @@ class Recording:
         switches: SwitchReport,
         seed: int | None,
     ) -> None:
-        self._writer = RecordWriter(folder)
         self._plan = plan
         self._switches = switches
         self._meter = backend.memory(plan.device)
@@ -79,6 +82,8 @@ class Recording:
         self._held = [*model.parameters(), *model.buffers()]
         self._observe()
         self.observing = True
+        self.segment = 0
+        self._writer = RecordWriter(folder)  # last: nothing is written when anything above fails
 
     def _observe(self) -> None:
         self._observer = Observer()
@@ -97,10 +102,18 @@ class Recording:
             observed = observed_classes(model, optimizers, self._activations.bytes)
             self._classes = {name: ClassReading(asked=reading.asked, observed=observed.get(name, {})) for name, reading in self._classes.items()}
             seen = self._observer.summary()
+            self._warn_of_other_formats(seen.shares)
             self._compute = ComputeReading(shares=seen.shares, flops=seen.flops, casts=seen.casts, cast_bytes=seen.cast_bytes, uncounted=seen.uncounted)
         self.observing = self._steps % OBSERVE_EVERY == 0 or (self.observing and not stepped)
         if self.observing:
             self._observe()
+
+    def _warn_of_other_formats(self, shares: Mapping[str, float]) -> None:
+        """Warn when an observed step multiplied, and nothing of it in the planned format: a forward pass in another thread or context, say."""
+        planned = self._plan.effective.compute.forward
+        if planned in FORMATS and FORMATS[planned].bits > 8 and shares and FORMATS[planned].storage not in shares:
+            seen = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+            warnings.warn(f"the plan computes in {planned}; step {self._steps} was observed in {seen}", stacklevel=5)
 
     def write(self, rows: Iterable[StepRow], data_fingerprint: str) -> None:
         """Append finished rows and replace ``record.json``."""
@@ -110,7 +123,7 @@ class Recording:
         memory = self._meter.read()
         self._writer.write(
             RunRecord(
-                run=self._run,
+                run=msgspec.structs.replace(self._run, segment=self.segment),
                 environment=self._environment,
                 device=self._plan.device,
                 recipe=RecipeName(text=self._plan.recipe, hash=self._plan.recipe_hash, granted=self._plan.granted),
@@ -133,6 +146,8 @@ class Recording:
             seen = ", ".join(f"{fmt} {size:,} B" for fmt, size in sorted(reading.observed.items())) or "not observed"
             lines.append(f"{name:<16} {reading.asked:<28} {seen}")
         shares = ", ".join(f"{fmt} {share:.1%}" for fmt, share in self._compute.shares.items()) or "no matrix product seen"
+        if self._compute.uncounted:
+            shares = f"unknown: {', '.join(self._compute.uncounted)} cannot be counted"
         lines.append(f"{'compute':<16} {self._plan.effective.compute.forward:<28} {shares}")
         return "\n".join(lines)
 

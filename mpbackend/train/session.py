@@ -6,10 +6,10 @@ path reads the device only where the plan says so.
 
 from __future__ import annotations
 
-import math
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,14 +17,16 @@ import torch
 
 from mpbackend.errors import SessionError
 from mpbackend.observe.record import StepRow
-from mpbackend.train import clipping, state, verdict
+from mpbackend.train import state
 from mpbackend.train.around import Around
 from mpbackend.train.autocast import ForwardContext
+from mpbackend.train.boundary import Boundary, Scheduler
 from mpbackend.train.buffers import BufferGuard
 from mpbackend.train.data import DataWatch
-from mpbackend.train.journal import Journal, Pending
+from mpbackend.train.journal import Journal, LearningRate, Pending, learning_rate, notes_on
 from mpbackend.train.loss_scale import LossScale
-from mpbackend.train.step import NO_GRADIENTS, StepResult
+from mpbackend.train.step import StepResult
+from mpbackend.train.window import Window
 
 if TYPE_CHECKING:
     import os
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from mpbackend.train.recording import Recording
 
 BatchT = TypeVar("BatchT")
-Scheduler = torch.optim.lr_scheduler.LRScheduler
 NOTHING = nullcontext()
 
 
@@ -58,6 +59,7 @@ class Session:
         plan: the plan.
         conversion: one row per layer that the plan changes: layer, action, reason.
         steps: steps so far, skipped ones included.
+        segment: how often the run was resumed.
     """
 
     def __init__(
@@ -81,28 +83,29 @@ class Session:
         self.plan = plan
         self.conversion = tuple(conversion)
         self.steps = 0
+        self.segment = 0
         self.loss_scale = LossScale(plan.effective.loss_scale)
-        self._parameters = clipping.unique_parameters(optimizers)
-        self._clip_norm = clip_norm
-        self._average = average
-        self._micro_batches = plan.micro_batches
-        self._accumulating = [StepResult(False, f"accumulating {n}/{plan.micro_batches}", None, 1.0, None) for n in range(plan.micro_batches)]
-        self._seen = 0
-        self._backward_calls = 0
-        self._unscaled = False
-        self._losses: list[torch.Tensor] = []
+        self._window = Window(plan.micro_batches, average=average)
         self._recording = recording
-        self._needs_norm = clip_norm is not None or recording is not None or self.loss_scale.dynamic
         self._clock = backend.clock(plan.device)
         self._overflow = backend.overflow(plan.device)
         self._around = Around(backend, plan, recording)
         self._data = DataWatch()
         self._journal = Journal(self._clock)
         self._guard = BufferGuard(model) if self.loss_scale.dynamic else None
-        self._window_open = False
+        self._end = Boundary(
+            self.optimizers,
+            self.schedulers,
+            self.loss_scale,
+            clip_norm=clip_norm,
+            needs_norm=recording is not None,
+            overflow=self._overflow,
+            guard=self._guard,
+        )
+        self._guarding = False
         self._needs_autocast = autocast_dtype is not None
         self._forward = ForwardContext(plan.device.type, autocast_dtype, lambda: self._around.make("forward"))
-        self._resources = resources
+        self._release = weakref.finalize(self, resources.close)
         self._closed = False
 
     def watch(self, loader: Iterable[BatchT]) -> Iterator[BatchT]:
@@ -110,9 +113,11 @@ class Session:
         return self._data.watch(loader)
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Return the context of a forward pass; usable from any thread, and nested."""
-        if not self._window_open:
-            self._open_window()
+        """Return the context of a forward pass; usable from any thread, and nested. Under fp32 it turns an outer autocast off."""
+        self._check_open("autocast()")
+        if self._guard is not None and not self._guarding and torch.is_grad_enabled():
+            self._guarding = True
+            self._guard.open_window()
         return self._forward
 
     def backward(self, loss: torch.Tensor, *, retain_graph: bool = False) -> None:
@@ -123,20 +128,18 @@ class Session:
             retain_graph: as in ``torch.Tensor.backward``.
 
         Raises:
-            SessionError: the forward pass was not under ``autocast()``, the gradients were already unscaled, or the session is closed.
+            SessionError: the forward pass was not under ``autocast()``, the loss is no scalar, the gradients were already unscaled, or the session is closed.
         """
-        if self._needs_autocast and not self._window_open:
-            found = f"the recipe computes in {self.plan.effective.compute.forward}, but no autocast() was entered"
-            raise SessionError("backward()", found=found, remedy="compute the loss inside `with session.autocast():`")
         self._check_open("backward()")
-        if self._unscaled:
-            raise SessionError("backward()", found="the gradients of this step were already unscaled", remedy="call step() first")
-        self._losses.append(loss.detach())
-        self._backward_calls += 1
+        if self._needs_autocast and not self._forward.used:
+            found = f"the recipe computes in {self.plan.effective.compute.forward}, but autocast() was not entered for this micro-batch"
+            raise SessionError("backward()", found=found, remedy="compute the loss inside `with session.autocast():`")
+        first = self._window.empty
+        loss = self._window.add(loss)
         scale = self.loss_scale.value
         if scale != 1.0:
             loss = (loss if loss.dtype in (torch.float32, torch.float64) else loss.float()) * scale
-        if self._overflow is not None and self._seen == 0:
+        if self._overflow is not None and first:
             self._overflow.clear()
         with self._around.make("backward") or NOTHING:
             loss.backward(retain_graph=retain_graph)
@@ -151,84 +154,60 @@ class Session:
             What was done. Gradients are cleared after a taken or a skipped step.
 
         Raises:
-            SessionError: called inside ``autocast()``, before ``backward()``, or after ``close()``.
+            SessionError: called inside an autocast, before ``backward()``, with a bad denominator, or after ``close()``.
         """
         self._check_open("step()")
-        if self._forward.entered:
-            raise SessionError("step()", found="called inside session.autocast()", remedy="leave the context before step()")
-        if self._backward_calls == 0:
-            raise SessionError("step()", found="no backward() since the last step", remedy="call session.backward(loss) first")
-        self._seen += 1
-        if self._seen < self._micro_batches:
-            return self._accumulating[self._seen]
-        return self._boundary(denominator)
+        if self._forward.entered or torch.is_autocast_enabled(self.plan.device.type):
+            where = "session.autocast()" if self._forward.entered else "torch.autocast"
+            raise SessionError("step()", found=f"called inside {where}", remedy="leave the context before step()")
+        window = self._window
+        window.divisor(denominator)
+        window.finish_micro_batch()
+        self._forward.used = False
+        if window.seen < window.micro_batches:
+            return StepResult(False, f"accumulating {window.seen}/{window.micro_batches}", None, self.loss_scale.value, None)
+        return self._close_window(denominator)
 
     def flush(self, *, denominator: float | None = None) -> StepResult | None:
-        """Close a partial group of micro-batches; None when no micro-batch is open."""
-        return self._boundary(denominator) if self._seen else None
+        """Close a partial group of micro-batches; None when none is open."""
+        self._check_open("flush()")
+        self._window.divisor(denominator)
+        if self._window.open:
+            self._window.finish_micro_batch()
+        return self._close_window(denominator) if self._window.seen else None
 
     def unscale(self) -> list[torch.Tensor]:
-        """Unscale the gradients now, for one's own clipping, and return the parameters; ``step`` will not unscale again."""
-        if not self._unscaled:
-            gradients = self._gradients()
-            if gradients and self.loss_scale.value != 1.0:
-                torch._foreach_mul_(gradients, 1.0 / self.loss_scale.value)
-            self._unscaled = True
-        return self._parameters
+        """Unscale the gradients now, for one's own clipping, and return the parameters; ``step`` will not unscale again.
 
-    def _gradients(self) -> list[torch.Tensor]:
-        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        The verdict on overflow is taken from the gradients as they are now: clipping an infinity away does not hide it.
 
-    def _boundary(self, denominator: float | None) -> StepResult:
-        scale = self.loss_scale.value
-        gradients = self._gradients()
-        if not gradients:
-            return self._finish(StepResult(False, f"{NO_GRADIENTS}: 0 of {len(self._parameters)} parameters have gradients", None, scale, None))
-        divisor = denominator if denominator is not None else (self._seen if self._average else 1)
-        if not 0 < divisor < math.inf:
-            raise SessionError(f"step(denominator={denominator!r})", found="not a finite number above 0", remedy="give the count that the loss sums over")
-        factor = 1.0 / (divisor if self._unscaled else divisor * scale)
-        multiplier: torch.Tensor | float = factor
-        norm: torch.Tensor | float | None = None
-        if self._needs_norm:
-            norm = clipping.total_norm(gradients) if factor == 1.0 else clipping.total_norm(gradients) * factor
-            if self._clip_norm is not None:
-                multiplier = clipping.clip_coefficient(norm, self._clip_norm, factor)
-            if self.loss_scale.dynamic:
-                norm = verdict.read_norm(norm, self._overflow)
-                if not math.isfinite(norm):
-                    return self._skip(gradients, norm)
-        if isinstance(multiplier, torch.Tensor) or multiplier != 1.0:
-            torch._foreach_mul_(gradients, multiplier)
-        for optimizer in self.optimizers:
-            optimizer.step()
-        for scheduler in self.schedulers:
-            scheduler.step()
-        if self._guard is not None:
-            self._guard.close_window()
-        self.loss_scale.update(overflowed=False)
-        return self._finish(StepResult(True, "", norm, scale, False if isinstance(norm, float) else None))
+        Raises:
+            SessionError: the last micro-batch of the step has had no ``backward()`` yet.
+        """
+        self._check_open("unscale()")
+        window = self._window
+        if not window.open or not window.last:
+            found = f"micro-batch {window.seen + 1} of {window.micro_batches}" + ("" if window.open else " without a backward()")
+            raise SessionError("unscale()", found=found, remedy="call it after the backward() of the last micro-batch, before step()")
+        return self._end.unscale(window)
 
-    def _skip(self, gradients: list[torch.Tensor], norm: float) -> StepResult:
-        reason = verdict.skip_reason(self._losses, gradients, register=self._overflow is not None)
-        if self._guard is not None:
-            self._guard.restore()
-        scale = self.loss_scale.value
-        self.loss_scale.update(overflowed=True)
-        return self._finish(StepResult(False, reason, norm, scale, True))
+    def _close_window(self, denominator: float | None) -> StepResult:
+        parameters = self._end.parameters()
+        lr = learning_rate(self.optimizers)
+        try:
+            return self._finish(self._end.apply(parameters, self._window, denominator), lr)
+        finally:  # whatever an optimizer or a scheduler raises, no gradient is used twice
+            for parameter in parameters:
+                parameter.grad = None
+            self._window.reset()
+            self._guarding = False
 
-    def _finish(self, result: StepResult) -> StepResult:
+    def _finish(self, result: StepResult, lr: LearningRate) -> StepResult:
         self.steps += 1
         samples, tokens = self._data.take()
         if self._recording is not None:
             self._recording.finish_step(self.model, self.optimizers, stepped=result.stepped)
-        for parameter in self._parameters:
-            parameter.grad = None
-        row = Pending.of(self.steps, self._losses, result, self.optimizers[0].param_groups[0]["lr"], self._clock.mark(), samples, tokens)
-        due = self._journal.add(row)
-        self._losses = []
-        self._seen = self._backward_calls = 0
-        self._unscaled = self._window_open = False
+        due = self._journal.add(Pending.of(self.steps, self._window, result, lr, self._clock.mark(), samples, tokens))
         if due or (self._recording is not None and (self.steps == 1 or result.nonfinite)):
             self.write_record()
         return result
@@ -237,15 +216,9 @@ class Session:
         if self._closed:
             raise SessionError(asked, found="the session is closed", remedy="prepare a new one")
 
-    def _open_window(self) -> None:
-        self._check_open("autocast()")
-        self._window_open = True
-        if self._guard is not None:
-            self._guard.open_window()
-
     def log(self, **metrics: float) -> None:
-        """Add metrics to the row of the step that is being built (before ``step``) by name."""
-        self._journal.metrics.setdefault(self.steps + 1, {}).update(metrics)
+        """Add metrics by name to the row of the step that is being built; a tensor is read at once. ``SessionError`` when one is no number."""
+        self._journal.log(self.steps + 1, metrics)
 
     def drain(self) -> Iterator[StepRow]:
         """Yield a row of plain numbers for every finished step that was not drained yet; reads the device once."""
@@ -270,13 +243,27 @@ class Session:
 
     def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
         """Save model, optimizers, schedulers, loss scale, counters and random state; see ``mpbackend.train.state``."""
-        if self._seen:
-            raise SessionError("save()", found=f"{self._seen} of {self._micro_batches} micro-batches are open", remedy="call flush() first")
+        self._check_boundary("save()")
         state.save(self, path, extra or {})
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
-        """Restore what ``save`` wrote; returns ``extra``. See ``mpbackend.train.state``."""
+        """Restore what ``save`` wrote; returns ``extra``. With a record, only before the first step. See ``mpbackend.train.state``."""
+        self._check_boundary("load()")
+        if self._recording is not None and self.steps:
+            raise SessionError("load()", found=f"{self.steps} steps are in the record", remedy="load before the first step, or prepare with a new record")
+        self._guarding = False
         return state.load(self, path)
+
+    def resume(self, *, steps: int, segment: int) -> None:
+        """Count on from a checkpoint, in a new segment of the record."""
+        self.steps, self.segment = steps, segment
+        if self._recording is not None:
+            self._recording.segment = segment
+
+    def _check_boundary(self, asked: str) -> None:
+        self._check_open(asked)
+        if not self._window.empty:
+            raise SessionError(asked, found=f"{self._window.open_text} open", remedy="call flush() first")
 
     def close(self) -> None:
         """Write what is pending and undo what ``prepare`` set; may be called twice."""
@@ -284,16 +271,19 @@ class Session:
             return
         self._closed = True
         try:
-            self._resources.close()
+            self._release()
         finally:
-            self.write_record()
-            if self._recording is not None:
-                self._recording.close()
+            with closing(self._recording) if self._recording is not None else NOTHING:
+                self.write_record()
 
     def __enter__(self) -> Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is None and self._seen:
-            warnings.warn(f"{self._seen} of {self._micro_batches} micro-batches are open and dropped; call session.flush() first", stacklevel=2)
+        if error is not None:
+            with notes_on(error):
+                self.close()
+            return
+        if not self._window.empty:
+            warnings.warn(f"{self._window.open_text} open and dropped; call session.flush() first", stacklevel=2)
         self.close()

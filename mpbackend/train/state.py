@@ -59,7 +59,7 @@ def save(session: Session, path: str | os.PathLike[str], extra: Mapping[str, Any
     Raises:
         SessionError: ``extra`` or a state holds an object that cannot be read back safely.
     """
-    folder = Path(path)
+    folder = checked_folder(path)
     plan = session.plan
     info = CheckpointInfo(
         schema=SCHEMA,
@@ -76,19 +76,34 @@ def save(session: Session, path: str | os.PathLike[str], extra: Mapping[str, Any
         "schedulers": [scheduler.state_dict() for scheduler in session.schedulers],
         "loss_scale": session.loss_scale.state_dict(),
         "steps": session.steps,
-        "random": {"cpu": torch.get_rng_state()},
+        "random": random_state(plan.device.type),
+        "segment": session.segment,
         "extra": dict(extra),
     }
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
     try:
+        temporary.mkdir(parents=True)
         torch.save(content, temporary / STATE_FILE)
         check_readable(temporary / STATE_FILE)
         (temporary / INFO_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(info), indent=2) + b"\n")
         replace_folder(temporary, folder)
+    except (OSError, RuntimeError) as error:
+        raise SessionError(f"save({str(path)!r})", found=first_line(error), remedy="the checkpoint that was there is untouched") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def checked_folder(path: str | os.PathLike[str]) -> Path:
+    """Return the folder to write; ``SessionError`` for what is there and is no checkpoint, so that saving never removes anything else."""
+    folder = Path(path)
+    try:
+        taken = folder.is_symlink() or (folder.exists() and not (folder / INFO_FILE).is_file())
+    except OSError as error:
+        raise SessionError(f"save({str(path)!r})", found=first_line(error)) from error
+    if taken or folder.name in ("", ".."):
+        raise SessionError(f"save({str(path)!r})", found="something is there that is no checkpoint", remedy="name a new folder")
+    return folder
 
 
 def check_readable(path: Path) -> None:
@@ -105,7 +120,12 @@ def replace_folder(new: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         folder.rename(old)
-    new.rename(folder)
+    try:
+        new.rename(folder)
+    except OSError:
+        if old.exists():
+            old.rename(folder)
+        raise
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -128,6 +148,7 @@ def load(session: Session, path: str | os.PathLike[str]) -> dict[str, Any]:
         content = torch.load(folder / STATE_FILE, map_location="cpu", weights_only=True)
     except Exception as error:  # the unpickler raises several classes; each means the same here
         raise DocumentError(f"checkpoint {folder / STATE_FILE}", found=first_line(error), remedy="it is damaged or not a checkpoint") from error
+    check_content(folder, content, session)
     for name, mine in (("optimizers", session.optimizers), ("schedulers", session.schedulers)):
         if len(content[name]) != len(mine):
             raise DocumentError(f"checkpoint {folder}", found=f"it holds {len(content[name])} {name}, the session has {len(mine)}")
@@ -137,14 +158,44 @@ def load(session: Session, path: str | os.PathLike[str]) -> dict[str, Any]:
             optimizer.load_state_dict(saved)
         for scheduler, saved in zip(session.schedulers, content["schedulers"], strict=True):
             scheduler.load_state_dict(saved)
-    except (RuntimeError, ValueError, KeyError) as error:
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DocumentError(f"checkpoint {folder}", found=first_line(error), remedy="build the same model and optimizers before load()") from error
     session.loss_scale.load_state_dict(content["loss_scale"])
-    session.steps = content["steps"]
+    session.resume(steps=content["steps"], segment=content["segment"] + 1)
     if info.device_type == session.plan.device.type:
-        torch.set_rng_state(content["random"]["cpu"])
+        restore_random_state(info.device_type, content["random"])
     extra: dict[str, Any] = content["extra"]
     return extra
+
+
+def check_content(folder: Path, content: Any, session: Session) -> None:
+    """Raise ``DocumentError`` for a state that does not fit, before anything of the session is changed."""
+    counts = ("steps", "segment")
+    parts = {"model": dict, "optimizers": list, "schedulers": list, "loss_scale": dict, "random": dict, "extra": dict} | dict.fromkeys(counts, int)
+    for name, kind in parts.items():
+        if not isinstance(content, dict) or not isinstance(content.get(name), kind) or (name in counts and content[name] < 0):
+            raise DocumentError(f"checkpoint {folder / STATE_FILE}", found=f"{name} is missing or no {kind.__name__} that fits", remedy="it is damaged")
+    mine = {name: tuple(value.shape) for name, value in session.model.state_dict().items() if isinstance(value, torch.Tensor)}
+    theirs = {name: tuple(value.shape) for name, value in content["model"].items() if isinstance(value, torch.Tensor)}
+    if mine != theirs:
+        name = next(name for name in [*mine, *theirs] if mine.get(name) != theirs.get(name))
+        found = f"{name} in the model's state_dict is {theirs.get(name, 'missing')}, the session's model has {mine.get(name, 'none of that name')}"
+        raise DocumentError(f"checkpoint {folder}", found=found, remedy="build the same model before load()")
+
+
+def random_state(device_type: str) -> dict[str, torch.Tensor]:
+    """Return the state of the host's generator, and of the device's own."""
+    states = {"cpu": torch.get_rng_state()}
+    if device_type != "cpu":
+        states[device_type] = torch.get_device_module(device_type).get_rng_state()
+    return states
+
+
+def restore_random_state(device_type: str, states: dict[str, torch.Tensor]) -> None:
+    """Restore what ``random_state`` returned on the same device type."""
+    torch.set_rng_state(states["cpu"])
+    if device_type != "cpu" and device_type in states:
+        torch.get_device_module(device_type).set_rng_state(states[device_type])
 
 
 def read_info(folder: Path) -> CheckpointInfo:

@@ -30,14 +30,14 @@ def read_norm(norm: torch.Tensor, overflow: OverflowFlag | None) -> float:
     return math.nan if found else float(value)
 
 
-def skip_reason(losses: list[torch.Tensor], gradients: list[torch.Tensor], *, register: bool) -> str:
+def skip_reason(losses: list[torch.Tensor], gradients: list[torch.Tensor], *, told: bool) -> str:
     """Tell why a step is skipped; reads the device.
 
     Args:
         losses: the unscaled losses of the step. One that is not finite cannot be helped by a smaller scale.
         gradients: the scaled gradients.
-        register: whether an overflow register gave the verdict, so that finite gradients prove nothing.
+        told: whether the verdict was told before (by an overflow register, or when unscaling by hand), so that finite gradients prove nothing now.
     """
     if not all_finite(losses):
         return FORWARD_NONFINITE
-    return NORM_OVERFLOW if not register and all_finite(gradients) else GRADIENT_OVERFLOW
+    return NORM_OVERFLOW if not told and all_finite(gradients) else GRADIENT_OVERFLOW

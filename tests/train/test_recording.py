@@ -57,8 +57,9 @@ def test_a_record_holds_what_was_asked_planned_and_observed(prepare: Prepare, re
 def test_a_planted_fp32_cast_changes_the_effective_format(prepare: Prepare, record: Path) -> None:
     class Cast(Net):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = torch.relu(self.norm(self.first(x)))
             with torch.autocast("cpu", enabled=False):
-                out: torch.Tensor = functional.linear(torch.relu(self.norm(self.first(x))).float(), self.last.weight, self.last.bias)
+                out: torch.Tensor = functional.linear(hidden.float(), self.last.weight, self.last.bias)
             return out
 
     torch.manual_seed(0)

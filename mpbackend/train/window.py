@@ -1,0 +1,90 @@
+"""One optimizer step in the making: the micro-batches seen, their losses, and whether the gradients are still scaled."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from mpbackend.errors import SessionError
+
+
+class Window:
+    """What happened since the last optimizer step.
+
+    Args:
+        micro_batches: micro-batches a step.
+        average: divide the summed gradients by the micro-batches seen.
+
+    Attributes:
+        losses: the unscaled losses, one for each backward pass.
+        seen: micro-batches that ``step`` finished.
+        open: backward passes since ``step`` was last called.
+        unscaled_norm: norm of the gradients when they were unscaled by hand, else None.
+    """
+
+    def __init__(self, micro_batches: int, *, average: bool) -> None:
+        self.micro_batches = micro_batches
+        self.average = average
+        self.reset()
+
+    def reset(self) -> None:
+        """Start again, after a step that was taken or skipped."""
+        self.losses: list[torch.Tensor] = []
+        self.seen = 0
+        self.open = 0
+        self.unscaled_norm: torch.Tensor | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was added since the last step."""
+        return not self.losses
+
+    @property
+    def last(self) -> bool:
+        """Whether the micro-batch that is open is the last of the step."""
+        return self.seen + 1 >= self.micro_batches
+
+    @property
+    def open_text(self) -> str:
+        """How many micro-batches are open, in words."""
+        count = self.seen + bool(self.open)
+        return f"{count} of {self.micro_batches} micro-batches {'is' if count == 1 else 'are'}"
+
+    def add(self, loss: object) -> torch.Tensor:
+        """Add the loss of one backward pass and return it.
+
+        Raises:
+            SessionError: it is not a tensor of one element, or the gradients were already unscaled.
+        """
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
+            raise SessionError("backward()", found=found, remedy="give a loss of one element, for example its mean")
+        if self.unscaled_norm is not None:
+            raise SessionError("backward()", found="the gradients of this step were already unscaled", remedy="call step() first")
+        self.losses.append(loss.detach().clone())
+        self.open += 1
+        return loss
+
+    def finish_micro_batch(self) -> None:
+        """Count the open micro-batch.
+
+        Raises:
+            SessionError: it had no backward pass.
+        """
+        if not self.open:
+            raise SessionError("step()", found="no backward() since the last step()", remedy="call session.backward(loss) first")
+        self.seen += 1
+        self.open = 0
+
+    def divisor(self, denominator: float | None) -> float:
+        """Return what the summed gradients are divided by.
+
+        Raises:
+            SessionError: the denominator is not a number that divides without overflow.
+        """
+        if denominator is None:
+            return float(max(self.seen, 1)) if self.average else 1.0
+        if not 0 < denominator < math.inf or not math.isfinite(1.0 / denominator):
+            raise SessionError(f"step(denominator={denominator!r})", found="not a usable number above 0", remedy="give the count that the loss sums over")
+        return float(denominator)
