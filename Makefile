@@ -11,6 +11,8 @@ TYPED := mpbackend matrices plugins examples benchmarks tests docs
 .PHONY: demo test lint test-slow bench docs clean python-version
 .DEFAULT_GOAL := test
 
+# Threads that wait asleep: on cores that other work shares, waiting busily makes a step ten times slower.
+demo: export OMP_WAIT_POLICY ?= PASSIVE
 demo: $(VENV)/.stamp
 	$(BIN)/mpbackend demo
 

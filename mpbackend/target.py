@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Literal
@@ -123,18 +124,28 @@ class Target:
         check_schedulers(schedulers)
         self._check(chosen, model, optimizers)
         dtype = autocast_dtype(chosen)
+        settings = {
+            "clip_norm": "none" if clip_norm is None else f"{clip_norm:g}",
+            "micro_batches": str(chosen.micro_batches),
+            "average": str(average).lower(),
+            "on_unsupported": chosen.on_unsupported,
+            "fence": fence,
+            "optimizers": ", ".join(type(item).__name__ for item in optimizers),
+            "schedulers": ", ".join(type(item).__name__ for item in schedulers) or "none",
+        }
         switches = [*self.backend.switches(self.info), MATH_ONLY_ATTENTION]
         wanted = {**chosen.switches, **({} if dtype is None else {MATH_ONLY_ATTENTION.name: "false"})}
         resources = ExitStack()
         try:
             held = Fence(switches, wanted, mode=fence, backend=self.backend.name, owner=f"the session of {chosen.recipe}")
             resources.enter_context(held)
+            resources.callback(warn_of_changes, held)
             if dtype is not None:
                 pinned = chosen.effective.sensitive == "fp32"
                 policy = PinnedPolicy(self.backend.autocast_key, self.backend.op_policy(self.info)) if pinned else NativePolicy(self.backend.autocast_key)
                 resources.enter_context(policy)
             conversion = self.backend.convert(model, chosen)
-            recording = None if record is None else Recording(record, chosen, self.backend, model, conversion, held.report, seed)
+            recording = None if record is None else Recording(record, chosen, self.backend, model, conversion, held.report, seed, settings)
             return Session(
                 model,
                 optimizers,
@@ -166,3 +177,9 @@ def autocast_dtype(plan: Plan) -> torch.dtype | None:
     """Return the dtype of autocast under a plan: the 16-bit compute format, None for fp32; under a low-bit recipe what runs that is not converted."""
     name = CONV_FORMAT_OF_LOW_BIT if is_low_bit_recipe(plan.effective) else plan.effective.compute.forward
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name)
+
+
+def warn_of_changes(fence: Fence) -> None:
+    """Warn when somebody changed a switch under a live session: part of the run had other arithmetic than the record's plan."""
+    if fence.changed():
+        warnings.warn(f"switches changed while the session was live: {', '.join(fence.changed())}", stacklevel=2)

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-COLUMNS = 100
+COLUMNS = 120
 """Width of the output that pages show."""
 
 BLOCK = re.compile(

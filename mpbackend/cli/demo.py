@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ SHOWN_RECIPES = ("fp32", "fp32-fast", "bf16", "fp16", "fp8", "mxfp8", "hif8")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("demo"), show_default=True, help="Folder for records and pages.")
 def command(spec: str, recipes: str, steps: int, seed: int, out: Path) -> None:
     """Train a small GPT under several recipes and show the runs, and two vendors' arithmetic, side by side."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: busy waiting makes a step ten times slower on shared cores, and changes no result
     from mpbackend.target import select
 
     target = select(spec)

@@ -89,7 +89,7 @@ def parse_software(assignments: tuple[str, ...]) -> dict[str, str]:
     for assignment in assignments:
         name, equals, version = (part.strip() for part in assignment.partition("="))
         if not equals or not name or not version:
-            raise DocumentError(f"--software {assignment!r}", found="not name=version", remedy="write for example --software torch=2.9")
+            raise DocumentError(f"--software {assignment!r}", found="not name=version", remedy="write for example --software NAME=11.8")
         if name in software:
             raise DocumentError(f"--software {assignment!r}", found=f"{name} is given twice")
         software[name] = version

@@ -79,6 +79,7 @@ class ComputeReading(Document, frozen=True, kw_only=True):
         flops: matrix-product FLOPs, a multiply-add counted as two.
         casts: conversions between formats.
         cast_bytes: bytes that they wrote.
+        level: level of the planned compute format: ``emulated`` where other arithmetic stands in for it.
         uncounted: operations that hide matrix products and have no formula; while there are any, the shares say nothing about the whole.
     """
 
@@ -87,6 +88,7 @@ class ComputeReading(Document, frozen=True, kw_only=True):
     casts: int = 0
     cast_bytes: int = 0
     uncounted: tuple[str, ...] = ()
+    level: str = ""
 
 
 class Totals(Document, frozen=True, kw_only=True):
@@ -134,7 +136,25 @@ class StepRow(Document, frozen=True, kw_only=True):
 
 
 class RunRecord(Document, frozen=True, kw_only=True):
-    """The content of ``record.json``. See the classes of its fields."""
+    """The content of ``record.json``.
+
+    Attributes:
+        schema: version of the layout.
+        run: identity of the run.
+        environment: versions, and variables that change the arithmetic.
+        device: where it ran; ``kind`` is about the device, ``compute.level`` about the arithmetic.
+        recipe: what was asked and granted.
+        plan: the decisions.
+        switches: global precision switches.
+        classes: the five classes, asked and observed.
+        compute: the effective compute format.
+        settings: how the session was prepared: clipping, micro-batches, policies, optimizers.
+        conversion: one row per converted layer.
+        fingerprints: hashes of the data and of the weights at the start.
+        memory: bytes allocated now and at the peak.
+        memory_basis: what was measured.
+        totals: sums over the run so far.
+    """
 
     schema: Literal[1] = 1
     run: Run
@@ -145,6 +165,7 @@ class RunRecord(Document, frozen=True, kw_only=True):
     switches: dict[str, SwitchReading] = {}
     classes: dict[str, ClassReading] = {}
     compute: ComputeReading = ComputeReading()
+    settings: dict[str, str] = {}
     conversion: tuple[dict[str, str], ...] = ()
     fingerprints: dict[str, str] = {}
     memory: dict[str, int | None] = {}
@@ -290,6 +311,6 @@ def asked_classes(flat: Mapping[str, Any]) -> dict[str, str]:
         "parameters": f"{flat['params']}{MASTER_TEXT[flat['master']]}",
         "activations": str(flat["compute.forward"]),
         "gradients": str(flat["grads"]),
-        "optimizer state": f"{flat['optimizer.exp_avg']}, {flat['optimizer.exp_avg_sq']}",
+        "optimizer state": f"exp_avg {flat['optimizer.exp_avg']}, exp_avg_sq {flat['optimizer.exp_avg_sq']}",
         "communication": f"{flat['reduce.format']}, divide {flat['reduce.divide']}",
     }

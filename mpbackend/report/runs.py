@@ -108,5 +108,5 @@ def memory_cell(run: Recorded) -> str:
 def formats_cell(observed: dict[str, int]) -> str:
     """Return formats with their size, largest first."""
     if not observed:
-        return NOT_OBSERVED
+        return "none"
     return ", ".join(f"{name} {size_text(size)}" for name, size in sorted(observed.items(), key=lambda item: -item[1]))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mpbackend.errors import SessionError
 from mpbackend.train import clipping, verdict
 from mpbackend.train.step import NO_GRADIENTS, StepResult
 
@@ -54,6 +55,13 @@ class Boundary:
         self._needs_norm = needs_norm or clip_norm is not None or loss_scale.dynamic
         self._overflow = overflow
         self._guard = guard
+        self._turn = False
+
+    def check_turn(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+        """Refuse a step that the session did not make: the gradients may be scaled, and nothing was checked."""
+        if not self._turn:
+            name = type(optimizer).__name__
+            raise SessionError(f"{name}.step()", found="the optimizer belongs to a live session", remedy="call session.step() instead")
 
     def parameters(self) -> list[torch.Tensor]:
         """Return the parameters that the optimizers hold now, each once."""
@@ -98,8 +106,12 @@ class Boundary:
                     return self._skip(gradients, norm, window)
         if isinstance(multiplier, torch.Tensor) or multiplier != 1.0:
             torch._foreach_mul_(gradients, multiplier)
-        for optimizer in self._optimizers:
-            optimizer.step()
+        self._turn = True
+        try:
+            for optimizer in self._optimizers:
+                optimizer.step()
+        finally:
+            self._turn = False
         for scheduler in self._schedulers:
             scheduler.step()
         if self._guard is not None:

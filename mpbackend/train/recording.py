@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 OBSERVE_EVERY = 1000
 """Steps between observations of dispatched operations, saved activations and held formats; the first step is always observed."""
 
+NOTHING_SEEN = {"communication": "none, one process"}
+
 SwitchReport = Callable[[], Mapping[str, Mapping[str, str]]]
 
 
@@ -51,6 +53,7 @@ class Recording:
         conversion: one row per converted layer.
         switches: reports the state of the fence.
         seed: seed of the run, or None.
+        settings: how the session was prepared.
 
     Attributes:
         observing: whether the present step is observed.
@@ -66,6 +69,7 @@ class Recording:
         conversion: Sequence[Mapping[str, str]],
         switches: SwitchReport,
         seed: int | None,
+        settings: Mapping[str, str],
     ) -> None:
         self._plan = plan
         self._switches = switches
@@ -77,7 +81,9 @@ class Recording:
         self._weights = weights_fingerprint(model)
         self._totals = Totals()
         self._classes: dict[str, ClassReading] = {name: ClassReading(asked=asked) for name, asked in asked_classes(plan.effective.flat()).items()}
-        self._compute = ComputeReading()
+        self._level = next((decision.level for decision in plan.decisions if decision.role == "compute.forward"), "")
+        self._compute = ComputeReading(level=self._level)
+        self._settings = dict(settings)
         self._steps = 0
         self._held = [*model.parameters(), *model.buffers()]
         self._observe()
@@ -103,7 +109,9 @@ class Recording:
             self._classes = {name: ClassReading(asked=reading.asked, observed=observed.get(name, {})) for name, reading in self._classes.items()}
             seen = self._observer.summary()
             self._warn_of_other_formats(seen.shares)
-            self._compute = ComputeReading(shares=seen.shares, flops=seen.flops, casts=seen.casts, cast_bytes=seen.cast_bytes, uncounted=seen.uncounted)
+            self._compute = ComputeReading(
+                shares=seen.shares, flops=seen.flops, casts=seen.casts, cast_bytes=seen.cast_bytes, uncounted=seen.uncounted, level=self._level
+            )
         self.observing = self._steps % OBSERVE_EVERY == 0 or (self.observing and not stepped)
         if self.observing:
             self._observe()
@@ -131,6 +139,7 @@ class Recording:
                 switches={name: SwitchReading(**reading) for name, reading in self._switches().items()},
                 classes=self._classes,
                 compute=self._compute,
+                settings=self._settings,
                 conversion=self._conversion,
                 fingerprints={"data": data_fingerprint, "weights": self._weights},
                 memory={"allocated": memory.allocated, "peak": memory.peak},
@@ -143,13 +152,19 @@ class Recording:
         """Return the five classes, asked and observed, and the effective compute format, as aligned text."""
         lines = [f"{'class':<16} {'asked':<28} observed"]
         for name, reading in self._classes.items():
-            seen = ", ".join(f"{fmt} {size:,} B" for fmt, size in sorted(reading.observed.items())) or "not observed"
+            seen = ", ".join(f"{fmt} {size:,} B" for fmt, size in sorted(reading.observed.items())) or NOTHING_SEEN.get(name, "none")
             lines.append(f"{name:<16} {reading.asked:<28} {seen}")
         shares = ", ".join(f"{fmt} {share:.1%}" for fmt, share in self._compute.shares.items()) or "no matrix product seen"
         if self._compute.uncounted:
             shares = f"unknown: {', '.join(self._compute.uncounted)} cannot be counted"
-        lines.append(f"{'compute':<16} {self._plan.effective.compute.forward:<28} {shares}")
+        level = "" if self._level in ("native", "library") else f" ({self._level})"
+        lines.append(f"{'compute':<16} {self._plan.effective.compute.forward + level:<28} {shares}")
         return "\n".join(lines)
+
+    def resume(self, segment: int, model: torch.nn.Module) -> None:
+        """Count on in a new segment, whose first weights are the ones that were loaded."""
+        self.segment = segment
+        self._weights = weights_fingerprint(model)
 
     def close(self) -> None:
         """Close the files."""

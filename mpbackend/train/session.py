@@ -105,6 +105,8 @@ class Session:
         self._guarding = False
         self._needs_autocast = autocast_dtype is not None
         self._forward = ForwardContext(plan.device.type, autocast_dtype, lambda: self._around.make("forward"))
+        for optimizer in self.optimizers:
+            resources.callback(optimizer.register_step_pre_hook(self._end.check_turn).remove)
         self._release = weakref.finalize(self, resources.close)
         self._closed = False
 
@@ -258,7 +260,7 @@ class Session:
         """Count on from a checkpoint, in a new segment of the record."""
         self.steps, self.segment = steps, segment
         if self._recording is not None:
-            self._recording.segment = segment
+            self._recording.resume(segment, self.model)
 
     def _check_boundary(self, asked: str) -> None:
         self._check_open(asked)

@@ -18,7 +18,7 @@ class StepResult(NamedTuple):
 
     Attributes:
         stepped: whether the optimizer stepped; a plain bool.
-        reason: why it did not: ``accumulating 1/4``, ``forward_nonfinite`` (the loss itself; a smaller scale cannot help), ``gradient_overflow``,
+        reason: why it did not: ``accumulating 1/4``, ``forward_nonfinite`` (the loss itself; the scale backs off, but no scale helps), ``gradient_overflow``,
             ``norm_overflow`` (every gradient is finite, the norm is not) or ``no gradients``; empty when it stepped.
         grad_norm: L2 norm of the unscaled gradients before clipping: a number when the session had to read it, else a scalar tensor on the device, None when
             nothing needed it.

@@ -368,3 +368,42 @@ def test_evaluation_of_a_transformer_layer_runs_in_the_planned_format(prepare: P
         assert model.eval()(torch.ones(1, 3, 8)).dtype == torch.bfloat16 or not torch.backends.mha.get_fastpath_enabled()
     session.close()
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_an_optimizer_that_steps_by_itself_is_refused_while_the_session_lives(prepare: Prepare) -> None:
+    model, optimizer = one()
+    session = prepare(model, optimizer, "fp32:loss_scale.mode=static,loss_scale.init=1024")
+    session.backward(model.weight.sum())
+    with pytest.raises(SessionError, match=r"SGD\.step\(\): the optimizer belongs to a live session"):
+        optimizer.step()
+    assert session.step().stepped
+    assert model.weight.item() == 0.0
+    session.close()
+    optimizer.step()
+
+
+def test_a_switch_changed_under_a_live_session_warns(target: mpbackend.Target) -> None:
+    model, optimizer = one()
+    session = target.prepare(model, optimizer, "fp32")
+    with pytest.warns(UserWarning, match=r"switches changed while the session was live: matmul\.fp32_precision"):
+        torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined] # torch makes the module at run time
+        session.close()
+
+
+def test_the_record_names_settings_level_and_the_weights_that_were_loaded(prepare: Prepare, tmp_path: Path) -> None:
+    model, optimizer = one(lr=0.1)
+    first = prepare(model, optimizer, "fp16", record=tmp_path / "first", clip_norm=2.0)
+    pull(first, model)
+    first.save(tmp_path / "ckpt")
+    assert "fp16 (emulated)" in first.account()
+    first.close()
+    nn.init.zeros_(model.weight)
+    second = prepare(model, optimizer, "fp16", record=tmp_path / "second")
+    fresh = second._recording._weights if second._recording is not None else ""
+    second.load(tmp_path / "ckpt")
+    pull(second, model)
+    second.close()
+    records = [load_record(tmp_path / name).record for name in ("first", "second")]
+    assert [record.compute.level for record in records] == ["emulated", "emulated"]
+    assert records[0].settings | {"clip_norm": "2", "optimizers": "SGD", "micro_batches": "1"} == records[0].settings
+    assert records[1].fingerprints["weights"] != fresh
