@@ -14,6 +14,9 @@ STATUSES: tuple[Status, ...] = ("level differs", "only first", "only second", "s
 
 Key = tuple[str, str, str, str]
 
+NOTHING_SUMMED = "none"
+"""The accumulator of a row that computes nothing: an absent combination."""
+
 
 class Entry(NamedTuple):
     """One combination on two devices.
@@ -63,9 +66,17 @@ def compare_devices(matrix: Matrix, first: str, second: str, wanted: RowFilter |
     left, right = sides
     entries = []
     for key in sorted({*left, *right}):
-        pair = (tuple(left.get(key, ())), tuple(right.get(key, ())))
+        if key[3] == NOTHING_SUMMED and any(other[:3] == key[:3] and other[3] != NOTHING_SUMMED for other in (*left, *right)):
+            continue  # it stands beside the accumulators that the other device has
+        pair = (rows_for(left, key), rows_for(right, key))
         entries.append(Entry(key, compare_sides(*pair), *pair))
     return entries
+
+
+def rows_for(groups: dict[Key, list[Row]], key: Key) -> tuple[Row, ...]:
+    """Return the rows of one device for a key, and those that nothing sums in: what is absent is absent with every accumulator."""
+    silent = groups.get((*key[:3], NOTHING_SUMMED), []) if key[3] != NOTHING_SUMMED else []
+    return (*groups.get(key, []), *silent)
 
 
 def compare_sides(first: tuple[Row, ...], second: tuple[Row, ...]) -> Status:

@@ -6,7 +6,7 @@ import pytest
 
 from mpbackend.errors import UnknownNameError
 from mpbackend.matrix import Matrix
-from mpbackend.report.difference import compare_devices, count_statuses, difference_document, difference_report
+from mpbackend.report.difference import best_level, compare_devices, count_statuses, difference_document, difference_report
 from mpbackend.report.rows import RowFilter
 from mpbackend.report.terminal import render
 from mpbackend.report.view import NO_ROW, Table
@@ -31,10 +31,19 @@ def test_every_key_of_both_devices_appears_once_with_all_its_rows(shipped: Matri
     devices = {model.arch: model.key for model in shipped.devices.values()}
     for first, second in itertools.combinations(devices.values(), 2):
         entries = compare_devices(shipped, first, second)
-        expected = {(row.op, row.a, row.b, row.accumulate) for key in (first, second) for row in shipped.rows(shipped.device(key).arch)}
-        assert sorted(entry.key for entry in entries) == sorted(expected)
-        assert sum(len(entry.first) for entry in entries) == len(shipped.rows(shipped.device(first).arch))
-        assert sum(len(entry.second) for entry in entries) == len(shipped.rows(shipped.device(second).arch))
+        sides = [shipped.rows(shipped.device(key).arch) for key in (first, second)]
+        keys = {(row.op, row.a, row.b, row.accumulate) for rows in sides for row in rows}
+        summed = {key[:3] for key in keys if key[3] != "none"}
+        assert sorted(entry.key for entry in entries) == sorted(key for key in keys if key[3] != "none" or key[:3] not in summed)
+        for rows, shown in zip(sides, ([entry.first for entry in entries], [entry.second for entry in entries]), strict=True):
+            assert {row.key for row in rows} == {row.key for side in shown for row in side}
+
+
+def test_what_is_absent_is_absent_with_every_accumulator(shipped: Matrix) -> None:
+    entries = {entry.key: entry for entry in compare_devices(shipped, "h100", "ascend-910b1")}
+    entry = entries["matmul", "fp8_e5m2", "fp8_e5m2", "fp32"]
+    assert (entry.status, best_level(entry.first), best_level(entry.second)) == ("level differs", "native", "absent")
+    assert ("matmul", "fp8_e5m2", "fp8_e5m2", "none") not in entries
 
 
 def test_turning_the_devices_round_turns_the_statuses(shipped: Matrix) -> None:

@@ -36,7 +36,17 @@ function compareRows(rows, first, second, order) {
     if (row.arch === first) entries.get(id).first.push(row);
     if (row.arch === second) entries.get(id).second.push(row);
   }
-  const sorted = [...entries.values()].sort((x, y) => compareKeys(x.key, y.key));
+  // What is absent is absent with every accumulator: rows that nothing sums in stand beside the accumulators of the other device.
+  const all = [...entries.values()];
+  const same = (x, y) => x.key[0] === y.key[0] && x.key[1] === y.key[1] && x.key[2] === y.key[2];
+  const silent = all.filter((entry) => entry.key[3] === "none" && all.some((other) => same(other, entry) && other.key[3] !== "none"));
+  for (const entry of all) {
+    const spare = silent.find((other) => same(other, entry));
+    if (!spare || spare === entry) continue;
+    entry.first = [...entry.first, ...spare.first];
+    entry.second = [...entry.second, ...spare.second];
+  }
+  const sorted = all.filter((entry) => !silent.includes(entry)).sort((x, y) => compareKeys(x.key, y.key));
   for (const entry of sorted) {
     if (!entry.second.length) entry.status = "only first";
     else if (!entry.first.length) entry.status = "only second";
