@@ -8,7 +8,7 @@ PIP_OPTIONS := --quiet --disable-pip-version-check --no-input --progress-bar off
 PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 TYPED := mpbackend matrices plugins examples benchmarks tests docs
 
-.PHONY: demo test lint test-slow bench docs clean python-version
+.PHONY: demo test lint test-slow test-cuda test-te bench docs clean python-version
 .DEFAULT_GOAL := test
 
 # Threads that wait asleep: on cores that other work shares, waiting busily makes a step ten times slower.
@@ -26,6 +26,16 @@ lint: $(VENV)/.stamp
 
 test-slow: $(VENV)/.stamp
 	$(BIN)/python -m pytest -n 2 -m slow
+
+test-cuda: $(VENV)/.stamp
+	$(BIN)/python -m pytest plugins/cuda/tests/device || [ $$? -eq 5 ]  # 5: nothing collected, no GPU here
+
+test-te: $(VENV)/te/.stamp
+	PYTHONPATH=$(VENV)/te $(BIN)/python -m pytest plugins/cuda/tests/test_te_recipes_installed.py plugins/cuda/tests/test_te_layers_installed.py
+
+$(VENV)/te/.stamp: plugins/cuda/requirements-te.txt $(VENV)/.stamp
+	$(BIN)/python -m pip install $(PIP_OPTIONS) --no-deps --target $(VENV)/te -r plugins/cuda/requirements-te.txt
+	touch $@
 
 bench: $(BENCH_VENV)/.stamp
 	status=0; for script in benchmarks/*.py; do echo "== $$script"; $(BENCH_VENV)/bin/python "$$script" || status=1; done; exit $$status

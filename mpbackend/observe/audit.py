@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from mpbackend.observe.flops import Operation
 from mpbackend.observe.memory import dtype_name, dtypes, state_tensors, tensor_bytes
@@ -112,6 +112,8 @@ class Observer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Run ``func`` one mode further down and record it."""
+        if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
+            return NotImplemented  # the subclass runs first; what it computes below comes back here
         kwargs = kwargs or {}
         op = self._ops.get(func)
         if op is None:

@@ -15,19 +15,8 @@ import torch
 from mpbackend import __version__
 from mpbackend.formats import FORMATS
 from mpbackend.observe.audit import Observer, SavedActivations, observed_classes
-from mpbackend.observe.record import (
-    ClassReading,
-    ComputeReading,
-    RecipeName,
-    RecordWriter,
-    Run,
-    RunRecord,
-    StepRow,
-    SwitchReading,
-    Totals,
-    asked_classes,
-    count_totals,
-)
+from mpbackend.observe.record import ClassReading, ComputeReading, RecipeName, Run, RunRecord, StepRow, SwitchReading, Totals, asked_classes
+from mpbackend.observe.record_writer import RecordWriter, count_totals
 from mpbackend.train.data import weights_fingerprint
 
 if TYPE_CHECKING:
@@ -109,12 +98,19 @@ class Recording:
             self._classes = {name: ClassReading(asked=reading.asked, observed=observed.get(name, {})) for name, reading in self._classes.items()}
             seen = self._observer.summary()
             self._warn_of_other_formats(seen.shares)
+            uncounted = (*seen.uncounted, *self._unseen_layers(seen.shares))
             self._compute = ComputeReading(
-                shares=seen.shares, flops=seen.flops, casts=seen.casts, cast_bytes=seen.cast_bytes, uncounted=seen.uncounted, level=self._level
+                shares=seen.shares, flops=seen.flops, casts=seen.casts, cast_bytes=seen.cast_bytes, uncounted=uncounted, level=self._level
             )
         self.observing = self._steps % OBSERVE_EVERY == 0 or (self.observing and not stepped)
         if self.observing:
             self._observe()
+
+    def _unseen_layers(self, shares: Mapping[str, float]) -> tuple[str, ...]:
+        """Return what to name as uncounted: converted layers whose products go past torch's dispatcher, so that no operation was seen in their format."""
+        planned = self._plan.effective.compute.forward
+        converted = sum(1 for row in self._conversion if row.get("action") in ("converted", "padded"))
+        return (f"{converted} converted layers",) if converted and not any(planned in name for name in shares) else ()
 
     def _warn_of_other_formats(self, shares: Mapping[str, float]) -> None:
         """Warn when an observed step multiplied, and nothing of it in the planned format: a forward pass in another thread or context, say."""

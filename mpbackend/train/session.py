@@ -130,14 +130,15 @@ class Session:
             retain_graph: as in ``torch.Tensor.backward``.
 
         Raises:
-            SessionError: the forward pass was not under ``autocast()``, the loss is no scalar, the gradients were already unscaled, or the session is closed.
+            SessionError: the forward pass was not under ``autocast()``, the loss is no scalar or elsewhere, the gradients were already unscaled, or the
+                session is closed.
         """
         self._check_open("backward()")
         if self._needs_autocast and not self._forward.used:
             found = f"the recipe computes in {self.plan.effective.compute.forward}, but autocast() was not entered for this micro-batch"
             raise SessionError("backward()", found=found, remedy="compute the loss inside `with session.autocast():`")
         first = self._window.empty
-        loss = self._window.add(loss)
+        loss = self._window.add(loss, self.plan.device)
         scale = self.loss_scale.value
         if scale != 1.0:
             loss = (loss if loss.dtype in (torch.float32, torch.float64) else loss.float()) * scale

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from mpbackend.device import Device
 from mpbackend.errors import SessionError
 
 
@@ -51,15 +52,18 @@ class Window:
         count = self.seen + bool(self.open)
         return f"{count} of {self.micro_batches} micro-batches {'is' if count == 1 else 'are'}"
 
-    def add(self, loss: object) -> torch.Tensor:
+    def add(self, loss: object, device: Device) -> torch.Tensor:
         """Add the loss of one backward pass and return it.
 
         Raises:
-            SessionError: it is not a tensor of one element, or the gradients were already unscaled.
+            SessionError: it is not a tensor of one element, is on another device than the plan is for, or the gradients were already unscaled.
         """
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
             raise SessionError("backward()", found=found, remedy="give a loss of one element, for example its mean")
+        if loss.device.type != device.type:
+            found = f"the loss is on {loss.device}, the plan is for {device.address}"
+            raise SessionError("backward()", found=found, remedy="move the model and the batches to target.device")
         if self.unscaled_norm is not None:
             raise SessionError("backward()", found="the gradients of this step were already unscaled", remedy="call step() first")
         self.losses.append(loss.detach().clone())

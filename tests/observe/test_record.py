@@ -22,19 +22,17 @@ from mpbackend.observe.record import (
     ClassReading,
     ComputeReading,
     RecipeName,
-    RecordWriter,
     Run,
     RunRecord,
     StepRow,
     SwitchReading,
     Totals,
     asked_classes,
-    count_totals,
     from_number,
     load_record,
     to_number,
-    write_atomically,
 )
+from mpbackend.observe.record_writer import RecordWriter, count_totals, write_atomically
 from mpbackend.recipe import PRESETS
 
 RECORD = RunRecord(
@@ -348,7 +346,7 @@ def test_the_five_classes_are_asked_for_by_the_recipe() -> None:
         "parameters": "fp32",
         "activations": "bf16",
         "gradients": "fp32",
-        "optimizer state": "fp32, fp32",
+        "optimizer state": "exp_avg fp32, exp_avg_sq fp32",
         "communication": "fp32, divide before",
     }
 

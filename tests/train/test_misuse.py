@@ -407,3 +407,9 @@ def test_the_record_names_settings_level_and_the_weights_that_were_loaded(prepar
     assert [record.compute.level for record in records] == ["emulated", "emulated"]
     assert records[0].settings | {"clip_norm": "2", "optimizers": "SGD", "micro_batches": "1"} == records[0].settings
     assert records[1].fingerprints["weights"] != fresh
+
+
+def test_case_12_a_loss_on_another_device_is_refused(prepare: Prepare) -> None:
+    session = prepare(*one(), "fp32")
+    with pytest.raises(SessionError, match=r"the loss is on meta, the plan is for cpu:0"):
+        session.backward(torch.ones((), device="meta", requires_grad=True))

@@ -77,8 +77,8 @@ def test_no_layer_is_changed(backend: CpuBackend, device: Device, pair: tuple[st
 
 
 def test_a_plan_that_does_not_run_here_is_refused_before_training(backend: CpuBackend, device: Device) -> None:
-    with pytest.raises(BackendError, match="matmul in fp8_e5m2 x fp8_e4m3 is planned, and this backend does not run it"):
-        backend.convert(torch.nn.Linear(2, 2), make_plan(device, "fp8", ("fp8_e5m2", "fp8_e4m3")))
+    with pytest.raises(BackendError, match="matmul in hif8 x hif8 is planned, and this backend does not run it"):
+        backend.convert(torch.nn.Linear(2, 2), make_plan(device, "hif8", ("hif8", "hif8")))
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch is built without torch.distributed")

@@ -87,3 +87,25 @@ def test_an_old_torch_is_not_usable(version: str, usable: bool, monkeypatch: pyt
 
 def test_a_missing_file_reads_as_empty() -> None:
     assert discovery.read_text("/proc/no-such-file") == ""
+
+
+@pytest.mark.parametrize(
+    ("version", "found", "refusal"),
+    [
+        ("0.18.0", "0.18.0", ""),
+        ("0.18.0+git1", "0.18.0+git1", ""),
+        ("0.17.9", "0.17.9", "torchao 0.17.9 is older than 0.18"),
+        (None, "", "torchao is not installed"),
+    ],
+)
+def test_torchao(version: str | None, found: str, refusal: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def installed(name: str) -> str:
+        if version is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(importlib.metadata, "version", installed)
+    state = discovery.torchao_state()
+    assert state[0] == found
+    assert state[1].startswith(refusal)
+    assert bool(state[1]) is bool(refusal)

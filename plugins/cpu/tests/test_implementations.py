@@ -9,7 +9,7 @@ from mpbackend.documents import load_vocabulary
 from mpbackend.formats import FORMATS
 from mpbackend.matrix import load_matrix
 from mpbackend_cpu.discovery import ARM_ARCH, X86_ARCHS
-from mpbackend_cpu.implementations import OPS, implementations
+from mpbackend_cpu.implementations import FP8, OPS, implementations
 
 ARCHS = [key for key, _ in X86_ARCHS] + [ARM_ARCH, "unknown"]
 
@@ -26,10 +26,10 @@ def test_every_float_format_is_spoken_about(arch: str, op: str) -> None:
     for name, spec in FORMATS.items():
         if spec.kind == "float":
             assert rows(arch, op, name), name
-    assert {row.a for row in found if row.level is not None} == {"fp32", "fp64", "bf16", "fp16"}
+    assert {row.a for row in found if row.level is not None} == {"fp32", "fp64", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2"}
     assert all(row.reason for row in found if row.level is None)
     assert all(row.path in vocabulary.path and row.scaling in vocabulary.scaling and row.op in vocabulary.op for row in found)
-    keys = [(row.op, row.a, row.b, row.path, row.level) for row in found]
+    keys = [(row.op, row.a, row.b, row.scaling, row.path) for row in found]
     assert len(keys) == len(set(keys))
 
 
@@ -73,6 +73,27 @@ def test_the_levels_are_those_of_the_matrix(arch: str, op: str, name: str) -> No
 def test_reasons_tell_formats_apart() -> None:
     reasons = {row.a: row.reason for row in implementations("x86-64", frozenset()) if row.level is None and row.op == "matmul"}
     assert "tf32" in reasons["tf32"]
-    assert "low-bit" in reasons["fp8_e4m3"]
-    assert reasons["hf32_e8m10"] not in (reasons["tf32"], reasons["fp8_e4m3"])
-    assert {("fp8_e5m2", "fp8_e4m3"), ("fp8_e4m3", "fp8_e5m2")} <= {(row.a, row.b) for row in implementations("x86-64", frozenset())}
+    assert "fp8_e4m3" in reasons["hif8"]
+    assert reasons["hf32_e8m10"] not in (reasons["tf32"], reasons["hif8"])
+    conv = {(row.a, row.b): row for row in implementations("x86-64", frozenset()) if row.op == "conv"}
+    for pair in (("fp8_e4m3", "fp8_e4m3"), ("fp8_e5m2", "fp8_e4m3"), ("fp8_e4m3", "fp8_e5m2")):
+        assert conv[pair].level is None
+
+
+@pytest.mark.parametrize(("torchao", "level"), [("", "emulated"), ("torchao is not installed", None)])
+def test_fp8_runs_by_plain_torch_and_by_torchao_where_it_is_installed(torchao: str, level: str | None) -> None:
+    found = [row for row in implementations("x86-64", frozenset(), torchao) if row.op == "matmul" and row.a in FP8]
+    assert {(row.a, row.b, row.scaling, row.path) for row in found} == {
+        (a, b, scaling, path) for a in FP8 for b in FP8 for scaling in ("tensor", "row") for path in ("aten", "torchao")
+    }
+    assert {row.level for row in found if row.path == "aten"} == {"emulated"}
+    assert {(row.level, row.reason) for row in found if row.path == "torchao"} == {(level, torchao)}
+
+
+@pytest.mark.parametrize("arch", [key for key, _ in X86_ARCHS])
+def test_the_fp8_products_are_those_of_the_matrix(arch: str) -> None:
+    matrix = load_matrix()
+    for row in implementations(arch, frozenset()):
+        declared = [found for found in matrix.rows(arch, op=row.op, a=row.a, b=row.b) if (found.scaling, found.path) == (row.scaling, row.path)]
+        if row.a in FP8 and row.level is not None and row.path == "aten":
+            assert [found.level for found in declared] == [row.level]

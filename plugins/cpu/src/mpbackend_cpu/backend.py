@@ -40,7 +40,7 @@ GLOO_SUMS = ("fp64", "fp32", "fp16", "bf16", "int8", "uint8", "int32", "int64")
 
 
 class CpuBackend:
-    """The processor of this machine: fp32, fp64 and bf16 as torch computes them, fp16 by rounding around fp32 products."""
+    """The processor of this machine: fp32, fp64 and bf16 as torch computes them, fp16 by rounding around fp32 products, fp8 in linear layers."""
 
     name = discovery.BACKEND
     device_types: Sequence[str] = ("cpu",)
@@ -63,11 +63,13 @@ class CpuBackend:
 
     def implements(self, device: Device) -> Sequence[Implementation]:
         """Return what runs on ``device`` and what does not, with reasons."""
-        return implementations(device.arch, discovery.features(discovery.read_text("/proc/cpuinfo")))
+        return implementations(device.arch, discovery.features(discovery.read_text("/proc/cpuinfo")), discovery.torchao_state()[1])
 
     def environment(self, device: Device) -> Mapping[str, str]:
         """Return the versions of torch and of this plugin, the instructions and threads that torch uses, and the variables that are set."""
         found = {DISTRIBUTION: importlib.metadata.version(DISTRIBUTION), **device.versions}
+        if torchao := discovery.torchao_state()[0]:
+            found["torchao"] = torchao
         if device.usable:
             import torch
 
@@ -99,17 +101,20 @@ class CpuBackend:
         return None
 
     def convert(self, model: torch.nn.Module, plan: Plan) -> Sequence[Mapping[str, str]]:
-        """Change no layer and return no row.
+        """Make the linear layers low-bit where the plan is, by torchao or plain torch, and return a row for each; else change nothing and return no row.
 
         Raises:
-            BackendError: the plan computes in a format that this backend does not run.
+            BackendError: the plan computes in a format that this backend does not run, no layer can be converted, or the layers are already those of an
+                earlier recipe and the plan is not low-bit.
         """
         runs = {(row.op, row.a, row.b) for row in self.implements(plan.device) if row.level is not None}
         for decision in plan.decisions:
             if decision.role.startswith("compute.") and (decision.op, *decision.pair) not in runs:
                 found = f"{decision.op} in {' x '.join(decision.pair)} is planned, and this backend does not run it"
                 raise BackendError(f"{plan.granted} on {plan.device.key}", found=found, remedy="`mpbackend plan` shows what runs")
-        return []
+        from mpbackend_cpu.lowbit import convert
+
+        return convert(model, plan)
 
     def memory(self, device: Device) -> MemoryMeter:
         """Return the meter of this process's resident set."""

@@ -14,6 +14,9 @@ BACKEND = "cpu"
 OLDEST_TORCH = (2, 9)
 """The first release with ``torch.backends.mkldnn.matmul.fp32_precision``, which the switches of this plugin set."""
 
+OLDEST_TORCHAO = (0, 18)
+"""The first release whose float8 layers were compared with the plain lowering."""
+
 X86_MACHINES = frozenset({"x86_64", "amd64", "i686"})
 ARM_MACHINES = frozenset({"aarch64", "arm64"})
 
@@ -86,6 +89,17 @@ def torch_state() -> tuple[dict[str, str], str, str]:
         oldest = ".".join(map(str, OLDEST_TORCH))
         return {"torch": version}, f"torch {version} is older than {oldest}", f"pip install 'torch>={oldest}'"
     return {"torch": version}, "", ""
+
+
+def torchao_state() -> tuple[str, str]:
+    """Return (version, why it does not convert layers): the version is empty when torchao is not installed, the reason when it does."""
+    try:
+        version = importlib.metadata.version("torchao")
+    except importlib.metadata.PackageNotFoundError:
+        return "", "torchao is not installed (pip install 'mpbackend-cpu[torchao]')"
+    if Version(version).release < OLDEST_TORCHAO:
+        return version, f"torchao {version} is older than {'.'.join(map(str, OLDEST_TORCHAO))}"
+    return version, ""
 
 
 def find_device() -> Device:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from mpbackend.backend import Implementation
 from mpbackend.capability import Level
 from mpbackend.formats import FORMATS
@@ -17,27 +19,43 @@ BF16_INSTRUCTIONS = frozenset({"x86-64-amx", "x86-64-avx512_bf16", "x86-64-avx51
 BF16_BY_ONEDNN = BF16_INSTRUCTIONS | {"x86-64-avx512"}
 """Where torch hands bf16 to oneDNN, which needs avx512bw, avx512vl and avx512dq (``mkldnn_bf16_device_check``); elsewhere torch's own loop runs it."""
 
+FP8 = ("fp8_e4m3", "fp8_e5m2")
 MIXED = (("fp8_e5m2", "fp8_e4m3"), ("fp8_e4m3", "fp8_e5m2"))
 """Operand pairs of two formats that a recipe can ask for."""
 
+FP8_SCALINGS = ("tensor", "row")
+"""Scale layouts that torch's scaled product takes on a CPU."""
+
 FP16_ROUNDED = "computed in fp32 from fp16 operands, each result rounded to fp16; attention keeps its probabilities in fp32"
 TF32 = "torch's setting 'tf32' changes the arithmetic only with AMX-FP16, which no architecture key here stands for"
-LOW_BIT = "this plugin converts no layer to a scaled low-bit format; plan bf16, or a backend that does"
+SCALED_PRODUCT = "linear layers are quantized with torch and multiplied by torch._scaled_mm, in fp32 from fp8 operands"
+LOW_BIT = "this plugin converts linear layers to fp8_e4m3 and fp8_e5m2 with tensor or row scales only; plan bf16, or a backend that does more"
 OTHER = "torch has no CPU matrix product in this format"
 
 
-def implementations(arch: str, features: frozenset[str]) -> list[Implementation]:
+def implementations(arch: str, features: frozenset[str], torchao: str = "") -> list[Implementation]:
     """Return what runs on an architecture, then what does not, with reasons.
 
     Args:
         arch: architecture key.
         features: flags of ``/proc/cpuinfo``; tell whether an Arm processor has bf16 instructions.
+        torchao: why torchao does not convert layers here; empty when it does.
     """
-    runs = [row for op in OPS for row in running(op, arch, features)]
-    formats = [name for name, spec in FORMATS.items() if spec.kind == "float" and name not in {row.a for row in runs}]
-    pairs = [(name, name) for name in formats] + list(MIXED)
-    refused = [Implementation(op=op, a=a, b=b, accumulate="none", path="none", reason=refusal(a)) for op in OPS for a, b in pairs]
-    return runs + refused
+    runs = [row for op in OPS for row in running(op, arch, features)] + list(scaled(torchao))
+    kinds = [name for name, spec in FORMATS.items() if spec.kind == "float"]
+    pairs = [(op, name, name) for op in OPS for name in kinds] + [(op, *pair) for op in OPS for pair in MIXED]
+    spoken = {(row.op, row.a, row.b) for row in runs}
+    return runs + [Implementation(op=op, a=a, b=b, accumulate="none", path="none", reason=refusal(a)) for op, a, b in pairs if (op, a, b) not in spoken]
+
+
+def scaled(torchao: str) -> Iterator[Implementation]:
+    """Yield the products of scaled fp8 operands: by torchao where it is installed, and by plain torch; see ``implementations``."""
+    for a in FP8:
+        for b in FP8:
+            for scaling in FP8_SCALINGS:
+                row = Implementation(op="matmul", a=a, b=b, scaling=scaling, path="torchao", level=None if torchao else "emulated", reason=torchao)
+                yield row
+                yield msgspec.structs.replace(row, path="aten", level="emulated", reason=SCALED_PRODUCT)
 
 
 def running(op: str, arch: str, features: frozenset[str]) -> Iterator[Implementation]:
