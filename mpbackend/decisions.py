@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from mpbackend.capability import Level
 from mpbackend.device import Device
 from mpbackend.formats import DEVICE_RESOLVED, FORMATS
-from mpbackend.granting import Grant, OnUnsupported, Verdict, describe_accumulator, grant, judge
-from mpbackend.matrix import Matrix, effective_fraction_bits
+from mpbackend.granting import Grant, OnUnsupported, Verdict, fraction_bits, grant, judge, kept_in_fp32, limit_to_settings
+from mpbackend.matrix import Matrix
 from mpbackend.recipe import FAST, Recipe
 from mpbackend.roles import PASSES
 
@@ -51,7 +51,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What is being planned: the recipe as asked, as lowered so far with the decisions that made it so, and the policy."""
+    """What is being planned: the recipe as asked, as lowered so far with the decisions that made it so, the policy, and the presets of texts."""
 
     recipe: Recipe
     effective: Recipe
@@ -60,6 +60,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     on_unsupported: OnUnsupported
     strict: bool
     replaced: tuple[Decision, ...] = ()
+    presets: Mapping[str, Recipe] | None = None
 
     def asked(self, role: str) -> str:
         """Return the value of a role in the recipe as asked."""
@@ -76,23 +77,6 @@ def wanted_in_16_bits(recipe: Recipe) -> bool:
     return recipe.compute.forward in SIXTEEN_BIT or is_low_bit(recipe.compute.forward)
 
 
-def lower_recipe(recipe: Recipe) -> Recipe | None:
-    """Return the recipe one rung down the ladder fp8 -> bf16 -> fp16 + dynamic scaling -> fp32, or None from fp32."""
-    present = recipe.compute.forward.split("|")[-1]
-    if present == "fp32" and all(getattr(recipe.compute, name).split("|")[-1] == "fp32" for name in PASSES):
-        return None
-    if is_low_bit(present) or is_low_bit(recipe.compute.dgrad) or is_low_bit(recipe.compute.wgrad):
-        return recipe.evolve(
-            compute="bf16", accumulate="fp32", **{"scaling.mode": "none", "scaling.inputs": "none", "scaling.weights": "none", "scaling.format": "fp32"}
-        )
-    if present == "bf16":
-        changes = {"compute": "fp16", "loss_scale.mode": "dynamic"}
-        if recipe.params == "bf16":
-            changes |= {"params": "fp16", "master": "fp32", "grads": "fp32", "optimizer": "fp32"}
-        return recipe.evolve(**changes)
-    return recipe.evolve(compute="fp32", params="fp32", master="none", grads="fp32", optimizer="fp32", **{"loss_scale.mode": "none"})
-
-
 def resolve(matrix: Matrix, arch: str, name: str) -> str:
     """Return the format that a device means by a device-resolved name; the name itself when it offers none of them."""
     if name not in DEVICE_RESOLVED:
@@ -107,29 +91,43 @@ def judge_format(request: Request, op: str, name: str, other: str, accumulate: s
     scaling = request.effective.scaling
     granularity = (scaling.inputs, scaling.weights) if is_low_bit(pair[0]) or is_low_bit(pair[1]) else ("none", "none")
     wanted = "fp32" if accumulate == FAST else accumulate
-    return judge(request.matrix, request.device.arch, op, pair, granularity, wanted), pair
+    verdict = judge(request.matrix, request.device.arch, op, pair, granularity, wanted)
+    return limit_to_settings(request.matrix, request.device.arch, op, pair, verdict), pair
 
 
 def decide_compute(request: Request) -> list[Decision]:
-    """Decide the format of each matrix product, and of convolution."""
+    """Decide the format of each matrix product, and of convolution. Of an ordered choice, one that both operations have comes first."""
     recipe = request.effective
-    forward = decide_choice(request, "compute.forward", "matmul", recipe.compute.forward, None)
+    offered = [(forward, decide_conv(request, forward)) for forward in offers(request, "compute.forward", "matmul", recipe.compute.forward, None)]
+    forward, conv = next((pair for pair in offered if pair[1].grant != "refused"), offered[0])
     decisions = [forward]
     for name in PASSES[1:]:
         choice: str = getattr(recipe.compute, name)
         same = choice == recipe.compute.forward  # one choice for all passes is made once
-        decisions.append(decide_choice(request, f"compute.{name}", "matmul", forward.granted if same else choice, forward.granted))
-    if is_low_bit(forward.granted):
-        conv = decide_choice(request, "compute.forward", "conv", CONV_FORMAT_OF_LOW_BIT, None)
-        reason = f"a low-bit recipe converts linear layers; {conv.reason}"
-        decisions.append(msgspec.structs.replace(conv, reason=reason))
-    else:
-        decisions.append(decide_choice(request, "compute.forward", "conv", recipe.compute.forward, None))
-    return decisions
+        decisions.append(offers(request, f"compute.{name}", "matmul", forward.granted if same else choice, forward.granted)[0])
+    return [*decisions, conv]
 
 
-def decide_choice(request: Request, role: str, op: str, choice: str, forward: str | None) -> Decision:
-    """Take the first format of an ordered choice that is granted, else the first granted with a warning, else refuse the last.
+def decide_conv(request: Request, matmul: Decision) -> Decision:
+    """Decide the format of convolution, given that of matrix products.
+
+    Autocast has one 16-bit format, so convolution runs in that of matrix products. Formats that switches select may differ, but what the plan says is granted
+    holds for both: convolution never takes a narrower one.
+    """
+    name = matmul.granted
+    if is_low_bit(name):
+        conv = offers(request, "compute.forward", "conv", CONV_FORMAT_OF_LOW_BIT, None)[0]
+        return msgspec.structs.replace(conv, reason=f"a low-bit recipe converts linear layers; {conv.reason}")
+    choice = [name]
+    if kept_in_fp32(name):
+        resolved = [resolve(request.matrix, request.device.arch, item) for item in request.effective.compute.forward.split("|")]
+        choice = [item for item in resolved if item == name or (kept_in_fp32(item) and fraction_bits(item) >= fraction_bits(name))]
+    conv = offers(request, "compute.forward", "conv", "|".join(choice), None)[0]
+    return conv if conv.granted == name else msgspec.structs.replace(conv, reason=f"{conv.reason}; matrix products run in {name}")
+
+
+def offers(request: Request, role: str, op: str, choice: str, forward: str | None) -> list[Decision]:
+    """Return the formats of an ordered choice that are granted, then those granted with a warning; the last one, refused, where there is neither.
 
     Args:
         request: what is being planned.
@@ -163,50 +161,7 @@ def decide_choice(request: Request, role: str, op: str, choice: str, forward: st
                 pair=pair,
             )
         )
-    for wanted in ("granted", "warned"):
-        for option in options:
-            if option.grant == wanted:
-                return option
-    return options[-1]
-
-
-def decide_accumulate(request: Request, compute: Sequence[Decision]) -> list[Decision]:
-    """Decide the accumulator of each matrix product: the format the sums must effectively have against what the unit keeps."""
-    decisions = []
-    for decision in compute:
-        if decision.op != "matmul":
-            continue
-        name = decision.role.split(".")[1]
-        wanted = getattr(request.effective.accumulate, name)
-        verdict, _ = judge_format(request, "matmul", decision.pair[0], decision.pair[1], wanted)
-        decisions.append(judge_accumulator(request, f"accumulate.{name}", wanted, verdict))
-    return decisions
-
-
-def judge_accumulator(request: Request, role: str, wanted: str, verdict: Verdict) -> Decision:
-    """Compare a wanted accumulator with the deciding row."""
-    base = Decision(role=role, op="matmul", asked=request.asked(role), granted=wanted, level=verdict.level, reason="", source=verdict.source)
-    row = verdict.row
-    if row is None or row.accumulate in ("unknown", "none") or verdict.level in ("absent", "storage"):
-        reason = "no source states the accumulator"
-        outcome = grant("unknown", request.on_unsupported, strict=request.strict)
-        return msgspec.structs.replace(base, granted="unknown", level="unknown", grant=outcome, reason=reason)
-    if verdict.accumulators:
-        reason = f"the unit sums in {' or '.join(verdict.accumulators)} and the operator does not say which"
-        outcome = grant("unknown", request.on_unsupported, strict=request.strict)
-        return msgspec.structs.replace(base, granted="unknown", level="unknown", grant=outcome, reason=reason)
-    words = describe_accumulator(row)
-    bits = effective_fraction_bits(row.accumulator)
-    if wanted == FAST:
-        return msgspec.structs.replace(base, granted=row.accumulate, reason=f"{words}; {FAST} takes it as it is")
-    if row.accumulate != wanted:
-        return msgspec.structs.replace(
-            base, granted=row.accumulate, level="absent", grant="refused", reason=f"the deciding row accumulates in {row.accumulate}"
-        )
-    if bits is not None and bits < FORMATS[wanted].mantissa_bits:
-        reason = f"{words} unless promoted; the plan asks for promotion to {wanted}"
-        return msgspec.structs.replace(base, granted=f"{wanted} by promotion", reason=reason)
-    return msgspec.structs.replace(base, reason=words)
+    return [option for wanted in ("granted", "warned") for option in options if option.grant == wanted] or options[-1:]
 
 
 def decide_stored(request: Request) -> list[Decision]:
@@ -224,8 +179,7 @@ def decide_stored(request: Request) -> list[Decision]:
     }
     if recipe.scaling.mode == "none" and is_low_bit(recipe.compute.forward):
         reasons["scaling.mode"] = (f"no scaling: values outside the range of {recipe.compute.forward} are lost; the recipe asks for it", "warned")
-    if recipe.params in SIXTEEN_BIT and recipe.master == "none":
-        eps = FORMATS[recipe.params].eps
+    if (eps := FORMATS[recipe.params].eps) > FORMATS["fp32"].eps and recipe.master == "none":
         reasons["params"] = (f"no master copy: an update below {eps / 2:g} of a weight is lost; bf16-kahan and bf16-sr keep it", "warned")
     if recipe.sensitive == "fp32":
         reasons["sensitive"] = (f"the same list is pinned to fp32 on every backend{LOGITS_MEMORY if wanted_in_16_bits(recipe) else ''}", "granted")

@@ -104,8 +104,8 @@ def read_document(path: Path) -> bytes:
     """
     try:
         return path.read_bytes()
-    except OSError as error:
-        raise DocumentError(f"cannot read {path}", found=error.strerror or str(error)) from error
+    except (OSError, ValueError) as error:
+        raise DocumentError(f"cannot read {path}", found=(error.strerror if isinstance(error, OSError) else "") or str(error)) from error
 
 
 def shipped_files() -> list[Path]:

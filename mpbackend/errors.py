@@ -7,6 +7,7 @@ answers as attributes, so that a program can act on them. Each class is also the
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 
@@ -16,10 +17,25 @@ def nearest_names(name: str, allowed: Iterable[str], limit: int = 3) -> list[str
     return [lowered[match] for match in difflib.get_close_matches(name.lower(), list(lowered), n=limit, cutoff=0.5)]
 
 
+def shows(character: str) -> bool:
+    """Tell whether a character only shows: no control character, none that changes the direction of text or is not seen. A newline and blanks do."""
+    return character.isprintable() or character == "\n" or unicodedata.category(character) == "Zs"
+
+
+def escaped(text: str) -> str:
+    """Return text with every character that does more than show written as an escape."""
+    return text if text.isprintable() else "".join(c if shows(c) else c.encode("unicode_escape").decode() for c in text)
+
+
 def printable(text: str) -> str:
     """Return text on one line, whatever a document put into it: blanks are folded, characters that do not print are escaped."""
-    flat = " ".join(text.split())
-    return "".join(character if character.isprintable() else character.encode("unicode_escape").decode() for character in flat)
+    return escaped(" ".join(text.split()))
+
+
+def describe(error: BaseException) -> str:
+    """Return ``Class: first line`` of an exception."""
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 class MpbackendError(Exception):

@@ -11,7 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from mpbackend.capability import LEVELS, Layer, Level, Row
+from mpbackend.capability import LEVELS, Layer, Level, Row, SwitchDefault
+from mpbackend.formats import DEVICE_RESOLVED, FORMATS
 from mpbackend.matrix import Matrix, effective_fraction_bits
 
 OnUnsupported = Literal["error", "nearest", "emulate"]
@@ -34,7 +35,10 @@ SCALING_ROWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("1x32", "1x32"): ("mx_1x32",),
     ("1x16", "1x16"): ("nv_1x16",),
 }
-"""Granularity of (inputs, weights) to the scale layouts that serve it. Scales outside the unit leave the unit's row ``none``; microscaling is inside it."""
+"""Granularity of (inputs, weights) to the scale layouts that serve it; what no source speaks about has none and is unknown.
+
+Scales outside the unit leave the unit's row ``none``; microscaling is inside it.
+"""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +98,10 @@ def judge(matrix: Matrix, arch: str, op: str, pair: tuple[str, str], granularity
         accumulate: wanted format of the sum.
     """
     layers = matrix.paths
-    layouts = SCALING_ROWS.get(granularity, ("none",))
+    layouts = SCALING_ROWS.get(granularity)
+    if layouts is None:
+        reason = f"no scale layout is known for inputs scaled by {granularity[0]} and weights by {granularity[1]}"
+        return Verdict(level="unknown", row=None, reason=reason, source="")
     rows = [row for row in matrix.rows(arch, op=op, a=pair[0], b=pair[1]) if row.scaling in layouts]
     deciding: Row | None = None
     outer: list[Row] = []
@@ -119,6 +126,39 @@ def judge(matrix: Matrix, arch: str, op: str, pair: tuple[str, str], granularity
         source=matrix.citation(deciding, arch),
         accumulators=unsaid_accumulators(outer, [row for row in rows if row not in outer and row.level in EXPOSING]),
     )
+
+
+def limit_to_settings(matrix: Matrix, arch: str, op: str, pair: tuple[str, str], verdict: Verdict) -> Verdict:
+    """Return the verdict about operands in fp32 storage, ``absent`` where the switches of the operation have no setting that computes them.
+
+    A global switch decides what such operands are computed in, so a format that no setting is known to compute would be granted and not run.
+    """
+    if verdict.level not in (*EXPOSING, "unknown") or not all(kept_in_fp32(name) for name in pair):
+        return verdict
+    switches = [switch for switch in matrix.switches(arch) if (switch.op, switch.format) == (op, "fp32")] if arch in matrix.archs else []
+    lacking = next((switch for switch in switches if len({*pair}) > 1 or setting_for(switch, pair[0]) is None), None)
+    if lacking is None:
+        return verdict
+    if len({*pair}) > 1:
+        reason = f"one setting of {lacking.name} would have to compute {pair[0]} and {pair[1]}"
+    else:
+        reason = f"no setting of {lacking.name} is known to compute {pair[0]}"
+    return msgspec.structs.replace(verdict, level="absent", reason=reason, source=matrix.citation(lacking, arch))
+
+
+def kept_in_fp32(name: str) -> bool:
+    """Tell whether operands of a compute format are tensors of fp32: fp32 itself and the reduced formats, those that the device decides included."""
+    return all(choice in FORMATS and FORMATS[choice].storage == "fp32" for choice in DEVICE_RESOLVED.get(name, (name,)))
+
+
+def fraction_bits(name: str) -> int:
+    """Return the fraction bits of a format; the most that it may have where the device decides."""
+    return max(FORMATS[choice].mantissa_bits for choice in DEVICE_RESOLVED.get(name, (name,)))
+
+
+def setting_for(switch: SwitchDefault, name: str) -> str | None:
+    """Return the setting of a switch that computes a format, None when no setting is known to."""
+    return next((setting for setting, computes in switch.computes.items() if computes == name), None)
 
 
 def unsaid_accumulators(outer: list[Row], inner: list[Row]) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from mpbackend.capability import (
     SwitchDefault,
 )
 from mpbackend.documents import MatrixFile, PathMeaning, decode_toml, load_dropped, load_vocabulary, read_document, shipped_files
-from mpbackend.errors import DocumentError, UnknownNameError
+from mpbackend.errors import DocumentError, UnknownNameError, printable
 
 
 class Matrix:
@@ -35,8 +35,8 @@ class Matrix:
         files: decoded files with the name each is reported under.
 
     Raises:
-        DocumentError: a key, device, row, switch, overflow mode or collective is declared twice, or a record names an architecture, device or source that is
-            not declared.
+        DocumentError: a key, reported name, row, switch, overflow mode or collective is declared twice, a record names an architecture, device or source that
+            is not declared, or a record other than a device is about what another file declares.
     """
 
     def __init__(self, files: Sequence[tuple[str, MatrixFile]]) -> None:
@@ -47,7 +47,9 @@ class Matrix:
         self.sources: dict[tuple[str, str], Source] = {}
         self.paths: dict[str, PathMeaning] = dict(load_vocabulary().path)
         self._family: dict[str, MatrixFile] = {}
+        self._file: dict[tuple[str, str], str] = {}
         self._names: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         self._origin: dict[tuple[str, ...], str] = {}
         self._rows: defaultdict[str, list[Row]] = defaultdict(list)
         for name, document in files:
@@ -61,19 +63,26 @@ class Matrix:
         for arch in document.arch:
             self._declare(self.archs, arch.key, arch, f"{name}: architecture {arch.key!r}")
             self._family[arch.key] = document
+            self._file["architecture", arch.key] = name
+            self._require(all(arch.name_prefixes), name, f"architecture {arch.key!r}", "an empty name prefix would match every device")
         for device in document.device:
             self._require(device.arch in self.archs, name, f"device {device.key!r}", f"architecture {device.arch!r} is not declared")
             sizes = (*device.memory_bytes, *device.bandwidth_bytes_per_s)
             self._require(all(size > 0 for size in sizes), name, f"device {device.key!r}", f"a size of {sizes} is not above 0")
             for key in (device.key, *device.aliases):
                 self._declare(self._names, key.lower(), device.key, f"{name}: {'device' if key == device.key else 'alias'} {key!r}")
+            for reported in device.names:
+                taken_by = self._reported.setdefault(reported, device.key)
+                problem = f"reported name {reported!r} is that of {taken_by!r} in {self._file.get(('device', taken_by), name)}"
+                self._require(taken_by == device.key, name, f"device {device.key!r}", problem)
             self.devices[device.key] = device
+            self._file["device", device.key] = name
         for ambiguous in document.ambiguous:
             self._declare(self._names, ambiguous.key.lower(), ambiguous.key, f"{name}: ambiguous key {ambiguous.key!r}")
             self.ambiguous[ambiguous.key.lower()] = ambiguous
         for row in document.row:
             label = f"row {' '.join(row.key)}"
-            self._require(row.arch in self.archs, name, label, f"architecture {row.arch!r} is not declared")
+            self._own(name, label, "architecture", row.arch, declared_here=self._family.get(row.arch) is document)
             self._require(row.path in self.paths, name, label, f"path {row.path!r} is not in the vocabulary and not declared under [path]")
             self._require(row.key not in self._origin, name, label, "the same key stands twice")
             self._origin[row.key] = document.family
@@ -85,13 +94,23 @@ class Matrix:
             label = " ".join(filter(None, identity))
             self._require(everywhere or self._family.get(record.arch) is document, name, label, f"architecture {record.arch!r} is not declared in this file")
             self._declare(self._origin, (document.family, *identity), document.family, f"{name}: {label}")
+        own_devices = {device.key for device in document.device}
         for peak in document.peak:
-            self._require(peak.device in self.devices, name, f"peak {peak.device} {peak.format}", f"device {peak.device!r} is not declared")
-            self._require(0 < peak.tera_per_s < float("inf"), name, f"peak {peak.device} {peak.format}", f"tera_per_s = {peak.tera_per_s} is no rate")
+            label = f"peak {peak.device} {peak.format}"
+            self._own(name, label, "device", peak.device, declared_here=peak.device in own_devices)
+            self._require(0 < peak.tera_per_s < float("inf"), name, label, f"tera_per_s = {peak.tera_per_s} is no rate")
         for claim in cited_records(document):
             for source_id in (*claim.source, *(conflict.source for conflict in claim.conflict)):
                 self._require((document.family, source_id) in self.sources, name, type(claim).__name__.lower(), f"source {source_id!r} is not declared")
             self._require(bool(claim.source), name, type(claim).__name__.lower(), "it cites no source")
+
+    def _own(self, file: str, record: str, kind: str, key: str, *, declared_here: bool) -> None:
+        """Refuse a record about something that its file does not declare: another file's facts would change without its reader knowing."""
+        declared_in = self._file.get((kind, key))
+        problem = (
+            f"{kind} {key!r} is not declared" if declared_in is None else f"{kind} {key!r} is declared in {declared_in}, and only that file speaks about it"
+        )
+        self._require(declared_here, file, record, problem)
 
     @staticmethod
     def _declare(table: dict[Any, Any], key: object, value: object, what: str) -> None:
@@ -114,7 +133,7 @@ class Matrix:
         if lowered in self.ambiguous:
             ambiguous = self.ambiguous[lowered]
             error = UnknownNameError("device", key, ambiguous.candidates, remedy=ambiguous.message)
-            error.args = (f"device {key!r} is refused: {ambiguous.message}",)
+            error.args = (printable(f"device {key!r} is refused: {ambiguous.message}"),)
             raise error
         if lowered not in self._names:
             raise UnknownNameError("device", key, self._names.keys() - self.ambiguous.keys(), remedy="`mpbackend devices --known` lists them")

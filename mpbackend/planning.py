@@ -11,15 +11,18 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from mpbackend.backend import Implementation
-from mpbackend.decisions import Decision, Request, decide_accumulate, decide_compute, decide_loss_scale, decide_reduce, decide_stored, lower_recipe
+from mpbackend.decisions import Decision, Request
 from mpbackend.device import Device
-from mpbackend.errors import DocumentError, PlanError
-from mpbackend.formats import FORMATS
-from mpbackend.granting import OnUnsupported
+from mpbackend.drafting import draft
+from mpbackend.errors import DocumentError
+from mpbackend.granting import OnUnsupported, kept_in_fp32, setting_for
 from mpbackend.matrix import Matrix
-from mpbackend.recipe import PRESETS, Recipe, canonical_text, recipe_hash
+from mpbackend.recipe import Recipe, canonical_text, recipe_hash
+from mpbackend.remedies import refusal
 
 NO_PLUGIN = "no installed plugin runs this"
+
+MOST_MICRO_BATCHES = 2**31 - 1
 
 TRAINED = {"params": "fp32", "master": "none", "grads": "fp32", "optimizer.exp_avg": "fp32", "optimizer.exp_avg_sq": "fp32", "buffers": "keep"}
 """Storage roles to the one value that the session carries out; recipes with other values plan and are refused by ``prepare``."""
@@ -97,33 +100,22 @@ def plan_recipe(
         on_unsupported: ``error`` refuses what the device lacks, ``nearest`` takes the next rung of fp8 -> bf16 -> fp16 + dynamic scaling -> fp32,
             ``emulate`` grants emulated levels.
         strict: refuse what no source speaks about.
-        micro_batches: micro-batches a step, >= 1.
+        micro_batches: micro-batches a step, from 1 to 2^31 - 1.
         presets: presets that texts start from; those of this distribution when omitted.
 
     Raises:
         PlanError: a format is refused; names the device, the level, the source and the nearest recipe that would be granted.
-        DocumentError: ``micro_batches`` is below 1.
+        DocumentError: ``micro_batches`` is below 1 or above 2^31 - 1.
     """
-    if micro_batches < 1:
-        raise DocumentError(f"micro_batches = {micro_batches}", found="below 1", remedy="use 1 for no accumulation")
-    request = Request(recipe=recipe, effective=recipe, device=device, matrix=matrix, on_unsupported=on_unsupported, strict=strict)
-    compute = decide_compute(request)
-    notes: list[Decision] = []
-    while on_unsupported == "nearest" and any(decision.grant == "refused" for decision in compute):
-        lowered = lower_recipe(request.effective)
-        if lowered is None:
-            break
-        notes = notes or [decision for decision in compute if decision.grant == "refused"]
-        request = msgspec.structs.replace(request, effective=lowered, replaced=tuple(notes))
-        compute = decide_compute(request)
-    effective = settle(request.effective, compute)
-    request = msgspec.structs.replace(request, effective=effective)
-    others = [*decide_accumulate(request, compute), *decide_stored(request), decide_reduce(request), decide_loss_scale(request, compute)]
-    decisions = (*compute, *(follow(request, decision) for decision in others))
-    refused = [decision for decision in decisions if decision.grant == "refused"]
-    if refused:
-        raise refusal(request, refused)
-    runnable, blockers = find_blockers(device, implementations, compute, others)
+    if not 1 <= micro_batches <= MOST_MICRO_BATCHES:
+        found = "below 1" if micro_batches < 1 else f"above {MOST_MICRO_BATCHES}"
+        raise DocumentError(f"micro_batches = {micro_batches}", found=found, remedy="use 1 for no accumulation")
+    asked = Request(recipe=recipe, effective=recipe, device=device, matrix=matrix, on_unsupported=on_unsupported, strict=strict, presets=presets)
+    made = draft(asked)
+    if made.refused:
+        raise refusal(made)
+    effective = made.request.effective
+    runnable, blockers = find_blockers(device, implementations, made.compute, made.others)
     return Plan(
         recipe=canonical_text(recipe, presets),
         recipe_hash=recipe_hash(recipe, presets),
@@ -131,57 +123,13 @@ def plan_recipe(
         effective=effective,
         device=device,
         on_unsupported=on_unsupported,
-        decisions=decisions,
-        switches=choose_switches(request, compute),
+        decisions=made.decisions,
+        switches=choose_switches(made.request, made.compute),
         micro_batches=micro_batches,
         synchronizations=synchronizations(effective),
         runnable=runnable,
         blockers=blockers,
     )
-
-
-def settle(recipe: Recipe, compute: Sequence[Decision]) -> Recipe:
-    """Return ``recipe`` with every ordered choice replaced by the format that was granted."""
-    granted = {decision.role: decision.granted for decision in compute if decision.op == "matmul" and decision.grant != "refused"}
-    changes = {role: value for role, value in granted.items() if value in FORMATS and recipe.flat()[role] != value}
-    return recipe.evolve(**changes) if changes else recipe
-
-
-def follow(request: Request, decision: Decision) -> Decision:
-    """Return a decision about a role that changed with the compute formats, its reason saying so; any other decision as it is."""
-    if not request.replaced or request.asked(decision.role) == str(request.effective.flat()[decision.role]):
-        return decision
-    return msgspec.structs.replace(decision, reason=f"{decision.reason}; changed with compute, where {request.replaced[0].asked} was refused")
-
-
-def refusal(request: Request, refused: Sequence[Decision]) -> PlanError:
-    """Return the error for refused decisions: what was asked, the level and source, and the nearest recipe that would be granted."""
-    first = refused[0]
-    if first.role.startswith("compute"):
-        remedy = suggest(request)
-    elif first.role.startswith("accumulate"):
-        remedy = f"`accumulate={first.granted}` in the recipe takes what the unit has"
-    else:
-        remedy = f"change {first.role} in the recipe: `{request.recipe.preset}:{first.role}=...`"
-    found = f"{first.reason} [{first.source}]" if first.source else first.reason
-    return PlanError(f"{canonical_text(request.recipe)} is refused on {request.device.key}: {first.role}", found=found, remedy=remedy, decisions=tuple(refused))
-
-
-def suggest(request: Request) -> str:
-    """Return what would be granted instead: the next rung of the ladder, else the plain presets that the device grants."""
-    lowered: Recipe | None = request.recipe
-    while lowered is not None and (lowered := lower_recipe(lowered)) is not None:
-        if computes(request, lowered):
-            scaling = " + dynamic loss scaling" if lowered.loss_scale.mode == "dynamic" else ""
-            return f"nearest: {lowered.compute.forward}{scaling}, taken by `--on-unsupported nearest`"
-    granted = [name for name in ("fp32", "bf16", "fp16") if computes(request, PRESETS[name])]
-    return f"granted there: {', '.join(granted)}" if granted else f"`mpbackend matrix --device {request.device.key}` shows what it has"
-
-
-def computes(request: Request, recipe: Recipe) -> bool:
-    """Tell whether every compute decision of another recipe would be granted on the same device."""
-    trial = msgspec.structs.replace(request, recipe=recipe, effective=recipe, on_unsupported="error", replaced=())
-    return all(decision.grant != "refused" for decision in decide_compute(trial))
 
 
 def find_blockers(
@@ -211,10 +159,9 @@ def choose_switches(request: Request, compute: Sequence[Decision]) -> dict[str, 
     chosen: dict[str, str] = {}
     for switch in request.matrix.switches(request.device.arch) if request.device.arch in request.matrix.archs else ():
         name = granted.get(switch.op, granted["matmul"])
-        reduced = name in FORMATS and FORMATS[name].storage == "fp32"
-        wanted = ((name, "fp32") if reduced else ("fp32",)) if switch.format == "fp32" else (request.effective.accumulate.forward, "fp32")
+        wanted = ((name, "fp32") if kept_in_fp32(name) else ("fp32",)) if switch.format == "fp32" else (request.effective.accumulate.forward, "fp32")
         for target in wanted:
-            setting = next((setting for setting, computes in switch.computes.items() if computes == target), None)
+            setting = setting_for(switch, target)
             if setting is not None:
                 chosen[switch.name] = setting
                 break

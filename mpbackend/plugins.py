@@ -6,6 +6,7 @@ What goes wrong with one plugin is kept as an ``Unavailable`` with its cause; th
 from __future__ import annotations
 
 import importlib.metadata
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +19,19 @@ from mpbackend.backend import MEMBERS, Backend
 from mpbackend.device import Device
 from mpbackend.documents import shipped_files
 from mpbackend.errors import BackendError, DocumentError, MpbackendError, UnknownNameError
+from mpbackend.errors import describe as describe
+from mpbackend.inquiry import REMEDY, Answer, ask_devices
 from mpbackend.matrix import Matrix, load_matrix
-from mpbackend.recipe import PRESETS, Recipe
+from mpbackend.recipe import PRESETS, Recipe, validate
 
 ENTRY_POINT_GROUP = hookspecs.PROJECT
 CORE = "mpbackend"
+
+AUTO = "auto"
+"""The spec that picks a device, which no backend may be called."""
+
+NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
+"""What backends, device types and presets may be called: neither a spec nor the text of a recipe could hold more."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,8 @@ class Plugins:
         matrices: matrix files, the shipped ones first.
         presets: presets by name.
         unavailable: what could not be used, with causes.
+        owners: distribution of what has a name, by kind and name.
+        hung: what the backends answered that did not come to an end.
     """
 
     distributions: dict[str, str] = field(default_factory=dict)
@@ -60,6 +71,7 @@ class Plugins:
     presets: dict[str, Recipe] = field(default_factory=lambda: dict(PRESETS))
     unavailable: list[Unavailable] = field(default_factory=list)
     owners: dict[str, str] = field(default_factory=dict)
+    hung: dict[str, Answer] = field(default_factory=dict)
 
     def refuse(self, entry: Unavailable) -> None:
         """Record something as unavailable, once."""
@@ -96,20 +108,20 @@ class Plugins:
 
     def devices(self) -> list[Device]:
         """Return the devices of every backend, in the order of the backends; makes no device context."""
-        found: list[Device] = []
-        for backend in self.backends.values():
-            try:
-                found.extend(backend.discover())
-            except Exception as error:  # noqa: BLE001 - a stranger may raise anything; it must not hide the other devices
-                entry = Unavailable(backend.name, self.owners.get(f"backend {backend.name}", ""), f"discover() raised {describe(error)}")
-                self.refuse(entry)
-        return found
+        return [device for backend in self.backends.values() for device in self.devices_of(backend)]
 
+    def devices_of(self, backend: Backend) -> tuple[Device, ...]:
+        """Return the devices of one backend; what goes wrong is recorded as unavailable. A backend that hung once is not asked again."""
+        answer = self.hung.get(backend.name) or ask_devices(backend)
+        if answer.hung:
+            self.hung[backend.name] = answer
+        for cause in answer.causes:
+            self.refuse(Unavailable(backend.name, self.owners.get(f"backend {backend.name}", ""), cause, REMEDY))
+        return answer.devices
 
-def describe(error: BaseException) -> str:
-    """Return ``Class: first line`` of an exception."""
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    def causes(self, name: str) -> list[str]:
+        """Return why a backend, or what else has this name, is unavailable."""
+        return [entry.cause for entry in self.unavailable if entry.name == name]
 
 
 def load_plugins(entry_points: Iterable[importlib.metadata.EntryPoint] | None = None) -> Plugins:
@@ -137,7 +149,7 @@ def load_one(plugins: Plugins, name: str, owner: str, load: Callable[[], Any], d
         manager.check_pending()
         check_marks(module)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - importing a stranger may raise anything
-        plugins.refuse(Unavailable(name, owner, describe(error), "update or uninstall the plugin"))
+        plugins.refuse(Unavailable(name, owner, describe(error), REMEDY))
         return
     plugins.distributions[distribution[0]] = distribution[1]
     for hook, add in (
@@ -146,12 +158,23 @@ def load_one(plugins: Plugins, name: str, owner: str, load: Callable[[], Any], d
         (manager.hook.mpbackend_recipes, add_recipe),
     ):
         try:
-            for result in hook():
-                items: Iterable[Any] = result.items() if isinstance(result, Mapping) else result
-                for item in items:
-                    add(plugins, owner, item)
-        except Exception as error:  # noqa: BLE001 - a hook of a stranger may raise anything
-            plugins.refuse(Unavailable(name, owner, f"{hook.name} raised {describe(error)}", "update or uninstall the plugin"))
+            items = [item for result in hook() for item in items_of(result)]
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a hook of a stranger may raise anything
+            plugins.refuse(Unavailable(name, owner, f"{hook.name} raised {describe(error)}", REMEDY))
+            continue
+        for item in items:
+            try:
+                add(plugins, owner, item)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - so may what it returns; the other items are no worse for it
+                label = item[0] if isinstance(item, tuple) and isinstance(item[0], str) else name
+                plugins.refuse(Unavailable(label, owner, f"{hook.name} raised {describe(error)}", REMEDY))
+
+
+def items_of(result: Any) -> list[Any]:
+    """Return what a hook returned as a list, the items of a mapping in pairs; ``TypeError`` when it is text or nothing that can be listed."""
+    if isinstance(result, str | bytes):
+        raise TypeError(f"it returned a {type(result).__name__}")
+    return list(result.items() if isinstance(result, Mapping) else result)
 
 
 def check_marks(module: Any) -> None:
@@ -174,19 +197,32 @@ def claim(plugins: Plugins, owner: str, kind: str, *names: str) -> bool:
     return True
 
 
+def name_fault(kind: str, name: Any) -> str:
+    """Return why something cannot be a name; empty when it can."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        return f"the {kind} {name!r} is not a name: a-z or 0-9, then also _ . -"
+    return f"the {kind} 'auto' is the spec that picks a device" if name == AUTO and kind != "preset name" else ""
+
+
 def add_backend(plugins: Plugins, owner: str, backend: Backend) -> None:
     """Add a backend that has every member of the contract."""
-    name = str(getattr(backend, "name", type(backend).__name__))
+    name: Any = getattr(backend, "name", type(backend).__name__)
     missing = [member for member in MEMBERS if not hasattr(backend, member)]
-    if missing:
-        cause = f"the backend lacks {', '.join(missing)}"
-        plugins.refuse(Unavailable(name, owner, cause, "see mpbackend.backend.Backend"))
-    elif claim(plugins, owner, "backend", *dict.fromkeys((name, *backend.device_types))):
+    types: Any = getattr(backend, "device_types", ())
+    listed = isinstance(types, Iterable) and not isinstance(types, str | bytes)
+    faults = [name_fault("backend name", name)]
+    faults += [name_fault("device type", item) for item in types] if listed else [f"device_types is a {type(types).__name__} and no sequence of names"]
+    cause = f"the backend lacks {', '.join(missing)}" if missing else next(filter(None, faults), "")
+    if cause:
+        plugins.refuse(Unavailable(str(name), owner, cause, "see mpbackend.backend.Backend"))
+    elif claim(plugins, owner, "backend", *dict.fromkeys((name, *types))):
         plugins.backends[name] = backend
 
 
 def add_matrix(plugins: Plugins, owner: str, path: Path) -> None:
     """Add a matrix file; its content is checked when matrices are loaded."""
+    if not isinstance(path, Path):
+        raise TypeError(f"it returned a {type(path).__name__}, which is no pathlib.Path")
     plugins.owners[f"matrix {path}"] = owner
     plugins.matrices.append(path)
 
@@ -194,9 +230,15 @@ def add_matrix(plugins: Plugins, owner: str, path: Path) -> None:
 def add_recipe(plugins: Plugins, owner: str, item: tuple[str, Recipe]) -> None:
     """Add a preset under its own name."""
     name, recipe = item
+    fault = name_fault("preset name", name)
+    if fault:
+        raise ValueError(fault)
     if name in PRESETS:
         plugins.owners.setdefault(f"preset {name}", CORE)
+    if not isinstance(recipe, Recipe):
+        raise TypeError(f"preset {name!r} is a {type(recipe).__name__}, which is no Recipe")
     if recipe.preset != name:
         raise MpbackendError(f"preset {name!r}", found=f"its recipe says preset={recipe.preset!r}", remedy="make the two equal")
+    validate(recipe)
     if claim(plugins, owner, "preset", name):
         plugins.presets[name] = recipe

@@ -1,21 +1,21 @@
 """Recipes: one value for each role that a number plays in training.
 
 A recipe says what is wanted; a plan says what a device grants. The text form is ``preset[:path=value(,path=value)*]``, for example
-``fp16:loss_scale.init=4096,reduce.format=fp16``. Printing is canonical: paths sorted, values equal to the preset's left out, a group whose members are
-equal written once. The semantic hash is of that text.
+``fp16:loss_scale.init=4096,reduce.format=fp16``. Printing is canonical: paths sorted, values equal to the preset's left out, a group whose members are equal
+written once. The semantic hash is of that text, and of every value too where a plugin brought the preset.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal
 
 import msgspec
 
 from mpbackend.errors import DocumentError, UnknownNameError
 from mpbackend.formats import FORMATS, format_name
-from mpbackend.roles import PASSES, RANGES, Gemm, Granularity, LossScaling, MasterKind, OptimizerState, Part, Reduce, TensorScaling, flatten
+from mpbackend.roles import PASSES, RANGES, Gemm, Granularity, LossScaling, MasterKind, OptimizerState, Part, Reduce, TensorScaling, flatten, words
 
 
 class Recipe(Part, frozen=True, kw_only=True):
@@ -92,17 +92,6 @@ STORED_FORMATS = tuple(name for name, row in FORMATS.items() if row.kind == "flo
 FORMAT_PATHS = STORED_PATHS | {"scaling.format", *(f"{group}.{name}" for group in ("compute", "accumulate") for name in PASSES)}
 
 
-def words(kind: type[Part], prefix: str = "") -> dict[str, tuple[str, ...]]:
-    """Return the values of every role that takes one of a few words, by dotted path."""
-    found: dict[str, tuple[str, ...]] = {}
-    for field in msgspec.structs.fields(kind):
-        if get_origin(field.type) is Literal:
-            found[prefix + field.name] = get_args(field.type)
-        elif isinstance(field.type, type) and issubclass(field.type, Part):
-            found |= words(field.type, f"{prefix}{field.name}.")
-    return found
-
-
 WORDS: Mapping[str, tuple[str, ...]] = words(Recipe)
 """Roles that take one of a few words, to the words."""
 
@@ -121,12 +110,7 @@ def apply_changes(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
             for parent in parents:
                 node = node[parent]
             node[name] = coerce(leaf, value, leaves[leaf])
-    try:
-        changed = msgspec.convert(tree, Recipe, strict=True)
-    except msgspec.ValidationError as error:
-        raise DocumentError(f"recipe with {', '.join(f'{path}={value}' for path, value in changes.items())}", found=str(error)) from error
-    check(changed)
-    return changed
+    return convert(tree, f"recipe with {', '.join(f'{path}={value}' for path, value in changes.items())}")
 
 
 def coerce(path: str, value: Any, default: Any) -> Any:
@@ -150,6 +134,35 @@ def coerce(path: str, value: Any, default: Any) -> Any:
     except (ValueError, OverflowError) as error:
         kind = "a number" if isinstance(default, float) else "a whole number"
         raise DocumentError(f"recipe field {path} = {value!r}", found="not a number that fits", allowed=[kind]) from error
+
+
+def convert(tree: Any, asked: str) -> Recipe:
+    """Return plain data as a recipe, checked; ``DocumentError`` about ``asked`` names the field that does not fit."""
+    try:
+        recipe = msgspec.convert(tree, Recipe, strict=True)
+    except msgspec.ValidationError as error:
+        raise DocumentError(asked, found=str(error)) from error
+    check(recipe)
+    return recipe
+
+
+def validate(recipe: Recipe) -> None:
+    """Check a recipe that was built by hand, which msgspec leaves to the caller: types, words, spelling of formats, ranges.
+
+    Raises:
+        DocumentError: a value does not fit its role, or is not the canonical spelling.
+        UnknownNameError: a format has no such name.
+    """
+    asked = f"recipe {recipe.preset!r}"
+    try:
+        same = convert(msgspec.to_builtins(recipe), asked)
+    except TypeError as error:
+        raise DocumentError(asked, found=str(error)) from error
+    if same != recipe:
+        raise DocumentError(asked, found="a value has another type than its role")
+    for path, value in same.flat().items():
+        if path in FORMAT_PATHS and (spelling := coerce(path, value, value)) != value:
+            raise DocumentError(f"recipe field {path} = {value!r}", found=f"write it {spelling}")
 
 
 def check(recipe: Recipe) -> None:
@@ -184,7 +197,6 @@ def scaled(mode: Literal["current", "delayed"], inputs: Granularity, weights: Gr
 
 
 _DYNAMIC = LossScaling(mode="dynamic")
-_BF16_MOMENTS = OptimizerState(exp_avg="bf16", exp_avg_sq="bf16")
 _HYBRID = gemm("fp8_e4m3", "fp8_e5m2")
 
 PRESETS: Mapping[str, Recipe] = {
@@ -196,7 +208,7 @@ PRESETS: Mapping[str, Recipe] = {
         Recipe(preset="bf16", compute=gemm("bf16")),
         Recipe(preset="bf16-master", params="bf16", master="fp32", compute=gemm("bf16")),
         Recipe(preset="fp16-master", params="fp16", master="fp32", compute=gemm("fp16"), loss_scale=_DYNAMIC),
-        Recipe(preset="bf16-params", params="bf16", compute=gemm("bf16"), grads="bf16", optimizer=_BF16_MOMENTS),
+        Recipe(preset="bf16-params", params="bf16", compute=gemm("bf16"), grads="bf16", optimizer=OptimizerState(exp_avg="bf16", exp_avg_sq="bf16")),
         Recipe(preset="bf16-kahan", params="bf16", master="kahan", compute=gemm("bf16"), grads="bf16"),
         Recipe(preset="bf16-sr", params="bf16", master="stochastic", compute=gemm("bf16"), grads="bf16"),
         low_bit("fp8", _HYBRID, scaled("current", "tensor", "tensor")),
@@ -257,8 +269,14 @@ def parse_recipe(text: str, presets: Mapping[str, Recipe] | None = None) -> Reci
 
 
 def recipe_hash(recipe: Recipe, presets: Mapping[str, Recipe] | None = None) -> str:
-    """Return the semantic hash: SHA-256 of the canonical text, the first 16 hexadecimal digits."""
-    return hashlib.sha256(canonical_text(recipe, presets).encode()).hexdigest()[:16]
+    """Return the semantic hash: SHA-256 of the canonical text, the first 16 hexadecimal digits.
+
+    The text of a preset that this distribution does not ship says nothing about its content, so the values of all roles are hashed with it.
+    """
+    content, name = canonical_text(recipe, presets).encode(), recipe.preset
+    if name not in PRESETS or (presets is not None and presets.get(name) != PRESETS[name]):
+        content += b"\n" + msgspec.json.encode(recipe.flat(), order="deterministic")
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def canonical_text(recipe: Recipe, presets: Mapping[str, Recipe] | None = None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -101,6 +101,17 @@ def flatten(part: Part, prefix: str = "") -> dict[str, Any]:
         elif name != "preset":
             leaves[prefix + name] = value
     return leaves
+
+
+def words(kind: type[Part], prefix: str = "") -> dict[str, tuple[str, ...]]:
+    """Return the values of every role that takes one of a few words, by dotted path."""
+    found: dict[str, tuple[str, ...]] = {}
+    for field in msgspec.structs.fields(kind):
+        if get_origin(field.type) is Literal:
+            found[prefix + field.name] = get_args(field.type)
+        elif isinstance(field.type, type) and issubclass(field.type, Part):
+            found |= words(field.type, f"{prefix}{field.name}.")
+    return found
 
 
 def power_of_two(value: float) -> bool:

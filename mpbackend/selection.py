@@ -10,14 +10,16 @@ from mpbackend.backend import Backend
 from mpbackend.device import Device, device_from_matrix
 from mpbackend.errors import BackendError
 from mpbackend.granting import OnUnsupported
+from mpbackend.inquiry import ask_address, ask_implementations
 from mpbackend.matrix import Matrix
 from mpbackend.planning import Plan, plan_recipe
-from mpbackend.plugins import Plugins, load_plugins
+from mpbackend.plugins import AUTO, Plugins, load_plugins
 from mpbackend.recipe import Recipe, parse_recipe
 
 VARIABLE = "MPBACKEND"
-AUTO = "auto"
 LOCAL_RANK = "LOCAL_RANK"
+LONGEST_RANK = 9
+"""Digits of a rank: more than any machine has processes, and few enough for every integer type."""
 
 
 class Selection(NamedTuple):
@@ -51,12 +53,13 @@ def select_device(spec: str, plugins: Plugins, environ: Mapping[str, str] | None
     name, colon, address = spec.partition(":")
     backend = plugins.backend(name)
     if colon:
-        device = backend.address(address)
+        device = ask_address(backend, address)
     else:
-        found = list(backend.discover())
-        usable = [device for device in found if device.usable] or found
+        found = plugins.devices_of(backend)
+        usable = [device for device in found if device.usable] or list(found)
         if not usable:
-            raise BackendError(f"device {spec!r}", found=f"backend {name!r} found no device here", remedy="`mpbackend doctor` gives the cause")
+            problem = ": ".join([f"backend {name!r} found no device here", *plugins.causes(backend.name)[:1]])
+            raise BackendError(f"device {spec!r}", found=problem, remedy="`mpbackend doctor` gives the cause")
         device = of_rank(usable, local_rank(environment))
     if not device.usable:
         raise BackendError(f"device {spec!r}", found=f"not usable: {device.cause}", remedy=device.remedy)
@@ -67,11 +70,13 @@ def local_rank(environ: Mapping[str, str]) -> int:
     """Return ``LOCAL_RANK`` of a launcher, 0 when it is not set.
 
     Raises:
-        BackendError: the variable is not a whole number >= 0.
+        BackendError: the variable is not a whole number of at most 9 digits.
     """
     text = environ.get(LOCAL_RANK, "0")
-    if not text.isdecimal():
-        raise BackendError(f"{LOCAL_RANK}={text!r}", found="not a whole number >= 0", remedy="unset it, or start with a launcher that sets it")
+    if not text.isdecimal() or len(text) > LONGEST_RANK:
+        shown = text if len(text) <= 20 else f"{text[:17]}..."
+        found = f"not a whole number from 0 to {'9' * LONGEST_RANK}"
+        raise BackendError(f"{LOCAL_RANK}={shown!r}", found=found, remedy="unset it, or start with a launcher that sets it")
     return int(text)
 
 
@@ -91,10 +96,12 @@ def of_rank(devices: Sequence[Device], rank: int) -> Device:
 
 def pick(plugins: Plugins, rank: int) -> Selection:
     """Choose for ``auto``: hardware only, accelerators before the host, the launcher's index among equals."""
-    devices = [device for device in plugins.devices() if device.usable and device.kind == "hardware"]
+    found = plugins.devices()
+    devices = [device for device in found if device.usable and device.kind == "hardware"]
     if not devices:
-        causes = "; ".join(f"{device.key}: {device.cause}" for device in plugins.devices()) or "no plugin found a device"
-        raise BackendError("device 'auto'", found=causes, remedy="`mpbackend doctor` says what to install")
+        causes = [f"{device.key}: {device.cause or 'no hardware'}" for device in found]
+        causes += [f"{name}: {cause}" for name in plugins.backends for cause in plugins.causes(name)]
+        raise BackendError("device 'auto'", found="; ".join(causes) or "no plugin found a device", remedy="`mpbackend doctor` says what to install")
     accelerators = [device for device in devices if device.type != "cpu"]
     pool = accelerators or devices
     device = of_rank([device for device in pool if device.backend == pool[0].backend], rank)
@@ -128,7 +135,7 @@ def plan(
     matrix = known.matrix()
     asked = parse_recipe(recipe, known.presets) if isinstance(recipe, str) else recipe
     target = find_device(device, known, matrix) if isinstance(device, str) else device
-    implementations = known.backends[target.backend].implements(target) if target.backend in known.backends else None
+    implementations = ask_implementations(known.backends[target.backend], target) if target.backend in known.backends else None
     return plan_recipe(asked, target, matrix, implementations, on_unsupported=on_unsupported, strict=strict, micro_batches=micro_batches, presets=known.presets)
 
 

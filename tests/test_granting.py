@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, get_args
 
 import pytest
@@ -195,6 +196,14 @@ def test_microscaling_is_inside_the_unit() -> None:
     assert ask(row("instruction", "native"), granularity=("1x32", "1x32")).row is None
     assert ask(row("instruction", "native"), granularity=("1x16", "1x16")).row is None
     assert ask(row("instruction", "native", scaling="mx_1x32"), granularity=("1x32", "1x32")).level == "native"
+
+
+@pytest.mark.parametrize("granularity", sorted(set(itertools.product(get_args(Granularity), repeat=2)) - set(SCALING_ROWS)))
+def test_a_pair_of_granularities_that_no_layout_serves_is_unknown_and_named(granularity: tuple[str, str]) -> None:
+    every = [row("library", "library", scaling=layout) for layout in LAYOUTS] + [row("instruction", "native")]
+    verdict = ask(*every, granularity=granularity)
+    assert (verdict.level, verdict.row) == ("unknown", None)
+    assert verdict.reason == f"no scale layout is known for inputs scaled by {granularity[0]} and weights by {granularity[1]}"
 
 
 def test_the_table_of_layouts_uses_names_that_exist() -> None:

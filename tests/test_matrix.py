@@ -115,14 +115,56 @@ evidence = "measured"
 """
 
 
-def test_a_file_may_add_rows_to_an_architecture_of_another_and_is_cited_for_them() -> None:
-    files = [(name, decode_toml(text, MatrixFile, name)) for name, text in [("acme", FIXTURE.read_bytes()), ("other", (OTHER + ROW_OF_OTHER).encode())]]
-    both = Matrix(files)
-    (added,) = both.rows("ax1", a="hif8")
-    assert both.citation(added, "ax1") == "a report, page 9"
-    assert both.citation(both.rows("ax1", a="fp32")[0], "ax1") == "Acme programmer's manual, chapter 3"
-    with pytest.raises(DocumentError, match="architecture 'ax1' is not declared"):
+@pytest.mark.parametrize("family", ["other", "acme"])
+@pytest.mark.parametrize(
+    ("record", "label"),
+    [
+        (ROW_OF_OTHER, "row ax1 matmul hif8 hif8 none mma.sync fp32: architecture 'ax1'"),
+        (
+            '[[peak]]\ndevice = "acme-x1"\nformat = "fp16"\naccumulate = "fp32"\ntera_per_s = 1.0\nbasis = "vendor"\n'
+            'source = ["report"]\nevidence = "measured"\n',
+            "peak acme-x1 fp16: device 'acme-x1'",
+        ),
+    ],
+)
+def test_a_file_may_not_add_records_to_what_another_declares(record: str, label: str, family: str) -> None:
+    other = OTHER.replace('family = "other"', f'family = "{family}"')
+    files = [(name, decode_toml(text, MatrixFile, name)) for name, text in [("acme.toml", FIXTURE.read_bytes()), ("other.toml", (other + record).encode())]]
+    with pytest.raises(DocumentError) as caught:
+        Matrix(files)
+    assert str(caught.value).startswith(f"other.toml: {label} is declared in acme.toml")
+    with pytest.raises(DocumentError, match="is not declared"):
         Matrix(files[1:])
+
+
+DEVICE_OF_OTHER = """[[device]]
+key = "other-1"
+arch = "ax1"
+name = "Other 1"
+names = ["OTHER 1"]
+source = ["report"]
+evidence = "measured"
+"""
+
+
+def test_a_file_may_declare_a_device_of_another_files_architecture() -> None:
+    files = [(name, decode_toml(text, MatrixFile, name)) for name, text in [("a", FIXTURE.read_bytes()), ("b", (OTHER + DEVICE_OF_OTHER).encode())]]
+    both = Matrix(files)
+    assert both.identify("OTHER 1") == (both.devices["other-1"], both.archs["ax1"])
+
+
+def test_a_reported_name_leads_to_one_device() -> None:
+    other = OTHER + DEVICE_OF_OTHER.replace('"OTHER 1"', '"OTHER 1", "ACME X1 64GB"')
+    files = [(name, decode_toml(text, MatrixFile, name)) for name, text in [("acme.toml", FIXTURE.read_bytes()), ("other.toml", other.encode())]]
+    with pytest.raises(DocumentError, match=r"^other\.toml: device 'other-1': reported name 'ACME X1 64GB' is that of 'acme-x1' in acme\.toml"):
+        Matrix(files)
+
+
+def test_a_refused_key_is_one_printable_line(load: Callable[..., Matrix]) -> None:
+    changed = load('message = "write acme-x0 or acme-x1"', 'message = "write\\u001b[31m\\nacme-x0\\u202e"')
+    with pytest.raises(UnknownNameError) as caught:
+        changed.device("acme-x")
+    assert str(caught.value) == "device 'acme-x' is refused: write\\x1b[31m acme-x0\\u202e"
 
 
 def test_two_files_may_not_declare_the_same_device() -> None:
@@ -160,6 +202,7 @@ def test_rows_that_differ_in_one_field_of_the_key_stand_together(load: Callable[
             r"switchdefault ax9 matmul\.reduced matmul fp32: architecture 'ax9' is not declared in this file",
         ),
         *[("tera_per_s = 100.0", f"tera_per_s = {rate}", r"peak acme-x1 bf16: tera_per_s = .* is no rate") for rate in ("0", "-1.5", "nan", "inf")],
+        ('name_prefixes = ["ACME X0"]', 'name_prefixes = [""]', r"architecture 'ax0': an empty name prefix would match every device"),
         ("memory_bytes = [17179869184]", "memory_bytes = [0]", r"device 'acme-x0': a size of \(0,\) is not above 0"),
         ("memory_bytes = [17179869184]", "bandwidth_bytes_per_s = [2, -1]", r"device 'acme-x0': a size of \(2, -1\) is not above 0"),
         ('[[overflow]]\narch = "ax1"', '[[overflow]]\narch = "ax9"', r"overflow ax9: architecture 'ax9' is not declared in this file"),
@@ -211,6 +254,8 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         load_matrix([tmp_path / "none.toml"])
     with pytest.raises(DocumentError, match="directory"):
         load_matrix([tmp_path])
+    with pytest.raises(DocumentError, match="null"):
+        load_matrix([tmp_path / "a\0b"])
 
 
 def test_no_file_at_all_is_an_empty_matrix() -> None:

@@ -179,7 +179,7 @@ def test_dynamic_scaling_is_refused_where_no_overflow_can_be_seen() -> None:
     assert decision.role == "loss_scale.mode"
     assert "the device saturates and no status register tells of an overflow" in decision.reason
     assert decision.source == "Acme programmer's manual, chapter 3"
-    assert error.remedy == "change loss_scale.mode in the recipe: `fp16:loss_scale.mode=...`"
+    assert error.remedy == "`fp16:accumulate=fp16,loss_scale.mode=static` is granted there"
     assert acme("fp16:accumulate=fp16,loss_scale.mode=static", "acme-x0").decision("loss_scale.mode").grant == "granted"
 
 
@@ -345,9 +345,12 @@ def test_one_choice_for_all_passes_is_made_once(key: str) -> None:
 
 
 def test_a_name_that_the_device_decides_stays_open_where_it_offers_two(edit: Callable[..., Matrix]) -> None:
-    one = edit(('a = "tf32"\nb = "tf32"', 'a = "hf32_e8m10"\nb = "hf32_e8m10"'))
+    switches = [('on = "tf32"', 'on = "hf32_e8m10"')] * 2
+    one = edit(('a = "tf32"\nb = "tf32"', 'a = "hf32_e8m10"\nb = "hf32_e8m10"'), *switches)
     assert on("fp32:compute=hf32", "acme-x1", one).decision("compute.forward").granted == "hf32_e8m10"
-    two = edit(('a = "tf32"\nb = "tf32"', 'a = "hf32_e8m10"\nb = "hf32_e8m10"'), ('a = "tf32"\nb = "tf32"', 'a = "hf32_e8m11"\nb = "hf32_e8m11"'))
+    switches = [('on = "tf32"', 'on = "hf32"')] * 2
+    rows = [('a = "tf32"\nb = "tf32"', f'a = "{name}"\nb = "{name}"') for name in ("hf32_e8m10", "hf32_e8m11")]
+    two = edit(*rows, *switches)
     decision = on("fp32:compute=hf32", "acme-x1", two).decision("compute.forward")
     assert (decision.granted, decision.level, decision.grant) == ("hf32", "unknown", "warned")
 
@@ -424,7 +427,7 @@ def test_an_accumulator_that_the_unit_lacks_is_refused() -> None:
     error = refusal("fp16", "acme-x0", ACME)
     decision = refused(error)[0]
     assert (decision.role, decision.granted) == ("accumulate.forward", "fp16")
-    assert error.remedy == "`accumulate=fp16` in the recipe takes what the unit has"
+    assert error.remedy == "`fp16:accumulate=fp16,loss_scale.mode=static` is granted there"
     assert acme("fp16:accumulate=fp16,loss_scale.mode=static", "acme-x0").decision("accumulate.forward").granted == "fp16"
     assert acme("fp16:accumulate=fast,loss_scale.mode=static", "acme-x0").decision("accumulate.forward").granted == "fp16"
 

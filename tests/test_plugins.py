@@ -174,6 +174,143 @@ def test_asking_again_reports_a_fault_once(site: Site) -> None:
     assert len(plugins.unavailable) == 1
 
 
+@pytest.mark.parametrize("hook", ["backends", "matrices", "recipes"])
+def test_hook_that_exits(site: Site, hook: str) -> None:
+    site.install("mpbackend-acme", f"import sys\n@hookimpl\ndef mpbackend_{hook}():\n    sys.exit('no driver')")
+    assert only_fault(site.load()) == ("acme", "mpbackend-acme 1.0", f"mpbackend_{hook} raised SystemExit: no driver")
+
+
+@pytest.mark.parametrize(("hook", "answer"), [("backends", "'acme'"), ("matrices", "'/acme.toml'"), ("matrices", "b'acme.toml'"), ("recipes", "'bf16'")])
+def test_hook_that_returns_text(site: Site, hook: str, answer: str) -> None:
+    site.install("mpbackend-acme", f"@hookimpl\ndef mpbackend_{hook}():\n    return {answer}")
+    assert f"mpbackend_{hook} raised TypeError: it returned a {'bytes' if answer[0] == 'b' else 'str'}" in only_fault(site.load())[2]
+
+
+@pytest.mark.parametrize("path", ["str(HERE / 'acme.toml')", "None", "7"])
+def test_matrix_that_is_no_path(site: Site, path: str) -> None:
+    site.install("mpbackend-acme", f"@hookimpl\ndef mpbackend_matrices():\n    return [{path}]")
+    plugins = site.load()
+    assert "which is no pathlib.Path" in only_fault(plugins)[2]
+    assert plugins.matrix().devices
+
+
+def test_one_bad_item_of_a_hook_leaves_the_others(site: Site) -> None:
+    source = """
+    @hookimpl
+    def mpbackend_recipes():
+        return {"acme-a": 3, "acme-b": Recipe(preset="acme-b", params="floaty"), "acme-c": Recipe(preset="acme-c")}
+    """
+    site.install("mpbackend-acme", source)
+    plugins = site.load()
+    assert [name for name in plugins.presets if name.startswith("acme")] == ["acme-c"]
+    assert [(entry.name, entry.distribution) for entry in plugins.unavailable] == [("acme-a", "mpbackend-acme 1.0"), ("acme-b", "mpbackend-acme 1.0")]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "cause"),
+    [
+        ("Recipe(preset='acme', params=3)", "Expected `str`, got `int` - at `$.params`"),
+        ("Recipe(preset='acme', params='floaty')", "unknown format for params 'floaty'"),
+        ("Recipe(preset='acme', params='BF16')", "write it bf16"),
+        ("Recipe(preset='acme', loss_scale=LossScaling(init=3.0))", "loss_scale.init = 3.0"),
+        ("Recipe(preset='acme', sensitive='bf16')", "$.sensitive"),
+    ],
+)
+def test_preset_that_is_not_valid(site: Site, recipe: str, cause: str) -> None:
+    source = f"from mpbackend.roles import LossScaling\n\n@hookimpl\ndef mpbackend_recipes():\n    return {{'acme': {recipe}}}"
+    site.install("mpbackend-acme", source)
+    plugins = site.load()
+    name, _, found = only_fault(plugins)
+    assert name == "acme"
+    assert cause in found
+    assert dict(plugins.presets) == dict(PRESETS)
+
+
+@pytest.mark.parametrize("name", ["", "Acme", "a b", "a:b", "a,b", "-a", "_a", "ä", "a\\n", "auto"])
+def test_names_are_of_a_few_characters(site: Site, name: str) -> None:
+    source = f"""
+    @hookimpl
+    def mpbackend_backends():
+        return [backend("{name}"), backend("zeta", device_types=("{name}",), discover=list)]
+
+    @hookimpl
+    def mpbackend_recipes():
+        return {{"{name}": Recipe(preset="{name}")}}
+    """
+    site.install("mpbackend-acme", source)
+    plugins = site.load()
+    assert [device.backend for device in plugins.devices()] == ["good"]
+    assert list(plugins.backends) == ["good"]
+    presets = set() if name != "auto" else {"auto"}
+    assert set(plugins.presets) - set(PRESETS) == presets, "auto is a spec, and no preset takes it"
+    assert len(plugins.unavailable) == 3 - len(presets)
+    assert all("a-z" in fault.cause or "auto" in fault.cause for fault in plugins.unavailable)
+
+
+@pytest.mark.parametrize(
+    ("members", "cause"),
+    [
+        ("device_types='xpu'", "device_types is a str"),
+        ("device_types=7", "device_types is a int"),
+        ("device_types=(7,)", "device type 7"),
+        ("device_types=None", "device_types is a NoneType"),
+    ],
+)
+def test_device_types_are_a_sequence_of_names(site: Site, members: str, cause: str) -> None:
+    site.install("mpbackend-acme", f"@hookimpl\ndef mpbackend_backends():\n    return [backend('acme', {members})]")
+    name, _, found = only_fault(site.load())
+    assert name == "acme"
+    assert cause in found
+
+
+def test_name_that_is_no_text(site: Site) -> None:
+    site.install("mpbackend-acme", "@hookimpl\ndef mpbackend_backends():\n    return [backend(7)]")
+    assert "backend name 7" in only_fault(site.load())[2]
+
+
+HANGING = """
+    import threading
+
+    RELEASED = threading.Event()
+    CALLS = []
+
+    def discover():
+        CALLS.append(1)
+        RELEASED.wait()
+        return []
+
+    @hookimpl
+    def mpbackend_backends():
+        return [backend("acme", discover=discover)]
+"""
+
+
+def test_discover_that_hangs_is_given_up_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpbackend.inquiry.TIME_LIMIT", 0.05)
+    site.install("mpbackend-acme", HANGING)
+    plugins = site.load()
+    module = sys.modules["plugin_of_mpbackend_acme"]
+    try:
+        for _ in range(3):
+            assert [device.backend for device in plugins.devices()] == ["good"]
+        assert module.CALLS == [1]
+        assert [(fault.name, fault.cause) for fault in plugins.unavailable] == [("acme", "discover() gave no answer within 0.05 s")]
+    finally:
+        module.RELEASED.set()
+
+
+def test_device_of_another_backend_is_left_out(site: Site) -> None:
+    source = """
+    @hookimpl
+    def mpbackend_backends():
+        return [backend("acme", discover=lambda: [Device(key="a", arch="x", name="A", backend="good"), Device(key="b", arch="x", name="B", backend="acme")])]
+    """
+    site.install("mpbackend-acme", source)
+    plugins = site.load()
+    assert [device.key for device in plugins.devices()] == ["b", "cpu"]
+    assert [fault.cause for fault in plugins.unavailable] == ["discover() returned a device of backend 'good'"]
+
+
 def test_missing_members_are_named(site: Site) -> None:
     site.install("mpbackend-acme", "b = backend('acme')\ndel b.clock, b.switches\n@hookimpl\ndef mpbackend_backends():\n    return [b]")
     plugins = site.load()
@@ -251,6 +388,33 @@ def test_matrix_that_declares_a_shipped_device_is_unavailable(site: Site) -> Non
     plugins = site.load()
     assert plugins.matrix().archs[arch] == shipped.archs[arch]
     assert f"architecture {arch!r} is declared twice" in only_fault(plugins)[2]
+
+
+ROW = """
+[[row]]
+arch = "{arch}"
+op = "{op}"
+a = "bf16"
+b = "bf16"
+path = "mma.sync"
+accumulate = "fp32"
+level = "native"
+source = ["s"]
+evidence = "documented"
+"""
+
+
+def test_rows_of_a_plugin_change_no_decision_about_a_shipped_device(site: Site) -> None:
+    site.install("mpbackend-acme", "@hookimpl\ndef mpbackend_matrices():\n    return [HERE / 'acme.toml']")
+    arch = Plugins().matrix().device("v100").arch
+    rows = "".join(ROW.format(arch=arch, op=op) for op in ("matmul", "conv"))
+    (site.folder / "acme.toml").write_text(f"schema = 1\nfamily = 'acme'\nsource = [{{ id = 's', title = 'S', location = 'l' }}]\n{rows}", encoding="utf-8")
+    plugins = site.load()
+    assert len(plugins.matrix().rows(arch)) == len(Plugins().matrix().rows(arch))
+    name, _, cause = only_fault(plugins)
+    assert name == "acme.toml"
+    assert "acme.toml: row" in cause
+    assert f"architecture {arch!r} is declared in nvidia.toml" in cause
 
 
 RECIPES = "@hookimpl\ndef mpbackend_recipes():\n    return {'%s': Recipe(preset='%s', params='bf16')}"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpbackend.errors import DocumentError, UnknownNameError
+from mpbackend.errors import DocumentError, MpbackendError, UnknownNameError
 from mpbackend.formats import FORMATS
 from mpbackend.recipe import (
     CHOICE_PATHS,
@@ -21,10 +21,12 @@ from mpbackend.recipe import (
     WORDS,
     Recipe,
     canonical_text,
+    gemm,
     parse_recipe,
     recipe_hash,
+    validate,
 )
-from mpbackend.roles import Granularity
+from mpbackend.roles import Granularity, LossScaling, TensorScaling
 
 POWERS = {name: st.integers(*bounds) for name, bounds in {"init": (0, 24), "growth": (1, 40), "backoff": (-40, -1), "min": (-126, 0), "max": (24, 126)}.items()}
 COUNTS = {"loss_scale.interval": (1, 2**31 - 1), "loss_scale.hysteresis": (1, 2**31 - 1), "scaling.history": (1, 2**31 - 1), "scaling.margin": (0, 15)}
@@ -120,6 +122,52 @@ def test_the_hash_is_of_the_canonical_text() -> None:
     recipe = parse_recipe("fp16:reduce.format=half,loss_scale.init=4096.0")
     assert recipe_hash(recipe) == hashlib.sha256(b"fp16:loss_scale.init=4096,reduce.format=fp16").hexdigest()[:16]
     assert recipe_hash(recipe) == recipe_hash(PRESETS["fp16"].evolve(loss_scale__init=4096, reduce__format="float16"))
+
+
+def test_the_hash_of_a_preset_that_is_not_shipped_is_of_its_content_too() -> None:
+    one, two = (Recipe(preset="mine", compute=gemm(name)) for name in ("bf16", "fp16"))
+    assert canonical_text(one, {"mine": one}) == canonical_text(two, {"mine": two}) == "mine"
+    assert recipe_hash(one, {"mine": one}) != recipe_hash(two, {"mine": two})
+    assert recipe_hash(one, {"mine": one}) == recipe_hash(Recipe(preset="mine", compute=gemm("bf16")), {"mine": one})
+    changed = one.evolve(grads="bf16")
+    assert recipe_hash(changed, {"mine": one}) != recipe_hash(one, {"mine": one})
+
+
+def test_the_hash_of_a_shipped_preset_is_of_its_text_whatever_else_is_installed() -> None:
+    presets = {**PRESETS, "mine": Recipe(preset="mine")}
+    for recipe in PRESETS.values():
+        assert recipe_hash(recipe, presets) == recipe_hash(recipe) == hashlib.sha256(recipe.preset.encode()).hexdigest()[:16]
+    replaced = {**PRESETS, "bf16": PRESETS["fp16"].evolve()}
+    assert recipe_hash(PRESETS["bf16"], replaced) != recipe_hash(PRESETS["bf16"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"params": 3}, "params"),
+        ({"params": "float8"}, "params"),
+        ({"params": "int8"}, "params = 'int8'"),
+        ({"compute": gemm("bfloat16")}, "compute.forward = 'bfloat16': write it bf16"),
+        ({"compute": "bf16"}, "compute"),
+        ({"accumulate": gemm("fast|fp32")}, "accumulate.forward"),
+        ({"sensitive": "fp16"}, "sensitive"),
+        ({"loss_scale": LossScaling(init=3.0)}, "loss_scale.init = 3.0"),
+        ({"loss_scale": LossScaling(interval=True)}, "loss_scale.interval"),
+        ({"scaling": TensorScaling(margin=99)}, "scaling.margin = 99"),
+        ({"scaling": None}, "scaling"),
+        ({"params": b"bf16"}, "params|another type"),
+        ({"master": b"none"}, "master|another type"),
+        ({"grads": object()}, "grads|unsupported"),
+    ],
+)
+def test_a_recipe_that_was_built_by_hand_can_be_validated(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(MpbackendError, match=problem):
+        validate(Recipe(preset="mine", **fields))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_shipped_preset_is_valid(preset: str) -> None:
+    validate(PRESETS[preset])
 
 
 def test_hashes_of_presets_differ() -> None:

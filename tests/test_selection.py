@@ -142,7 +142,7 @@ def test_ranks_share_one_host() -> None:
 
 @pytest.mark.parametrize("value", ["", "-1", "1.0", "one", " 1", "0x1", "²"])
 def test_bad_local_rank_is_an_error(value: str) -> None:
-    with pytest.raises(BackendError, match=r"LOCAL_RANK=.*not a whole number >= 0"):
+    with pytest.raises(BackendError, match=r"LOCAL_RANK=.*not a whole number from 0 to 999999999"):
         local_rank({"LOCAL_RANK": value})
 
 
@@ -184,6 +184,47 @@ def test_unusable_device_gives_cause_and_remedy(spec: str) -> None:
 def test_backend_without_devices() -> None:
     with pytest.raises(BackendError, match=r"device 'acme': backend 'acme' found no device here"):
         select("acme", HOST, FakeBackend("acme", []))
+
+
+class Broken(FakeBackend):
+    """A backend whose methods raise."""
+
+    def discover(self) -> list[Device]:
+        raise OSError("no driver")
+
+    def address(self, text: str) -> Device:
+        return Device(key="cpu", arch="x", name="not mine", backend="cpu", index=int(text))
+
+    def implements(self, device: Device) -> list[Implementation]:
+        sys.exit("no driver")
+
+
+def test_discover_that_raises_is_an_error_with_its_cause() -> None:
+    broken = Broken("acme", [])
+    with pytest.raises(BackendError, match=r"device 'acme': backend 'acme' found no device here: discover\(\) raised OSError: no driver"):
+        select("acme", HOST, broken)
+    assert select("auto", HOST, broken).backend == "cpu"
+    with pytest.raises(BackendError, match=r"device 'auto': acme: discover\(\) raised OSError: no driver"):
+        select("auto", broken)
+
+
+@pytest.mark.parametrize(("spec", "problem"), [("acme:0", "a device of backend 'cpu'"), ("acme:one", "ValueError")])
+def test_address_that_is_broken_is_an_error(spec: str, problem: str) -> None:
+    with pytest.raises(BackendError, match=problem):
+        select(spec, HOST, Broken("acme", []))
+
+
+def test_implements_that_exits_is_an_error() -> None:
+    here = Device(key="h100", arch="sm_90", name="here", backend="acme", type="acme")
+    with pytest.raises(BackendError, match=r"what backend 'acme' runs on h100: implements\(\) raised SystemExit: no driver"):
+        plan("bf16", here, plugins=plugins(Broken("acme", [here])))
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "1" + "0" * 9])
+def test_a_rank_beyond_any_machine_is_an_error(value: str) -> None:
+    with pytest.raises(BackendError, match=r"LOCAL_RANK='[0-9.]+': not a whole number from 0 to 999999999") as caught:
+        local_rank({"LOCAL_RANK": value})
+    assert len(str(caught.value)) < 200
 
 
 def test_known_device_without_its_plugin_is_planned_from_the_matrix() -> None:

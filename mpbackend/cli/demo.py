@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
-import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mpbackend.cli.options import emit, split_names, write
+from mpbackend.cli.options import emit, say, split_names, terminal_width, write
 from mpbackend.cli.recipes import fill_table
 from mpbackend.errors import DocumentError
 from mpbackend.observe.record import RECORD_FILE, STEPS_FILE, Recorded, load_record
@@ -26,51 +27,80 @@ if TYPE_CHECKING:
 
 EXAMPLE = "mpbackend.examples.gpt"
 RECIPES = "fp32,bf16,fp16"
+WINDOW_HEIGHT = 24
+"""Lines that the progress bars are drawn for; they need three."""
+
+MOST_STEPS = 10**9
+LONGEST_NAME = 100
+"""Characters of a recipe that the name of its folder keeps."""
+
 SHOWN_RECIPES = ("fp32", "fp32-fast", "bf16", "fp16", "fp8", "mxfp8", "hif8")
 
 
 @click.command()
 @click.option("--device", "spec", default="auto", show_default=True, metavar="SPEC", help="Where to train: auto, or a backend and address such as cpu:0.")
 @click.option("--recipes", default=RECIPES, show_default=True, help="Recipes to train under, joined by commas.")
-@click.option("--steps", type=click.IntRange(min=1), default=150, show_default=True, help="Optimizer steps of each run.")
-@click.option("--seed", type=int, default=1, show_default=True, help="Seed of weights and data, the same for every run.")
+@click.option("--recipe", "single", multiple=True, metavar="RECIPE", help="A recipe to train under, commas and all; repeatable, and instead of the default.")
+@click.option("--steps", type=click.IntRange(1, MOST_STEPS), default=150, show_default=True, help="Optimizer steps of each run.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=1, show_default=True, help="Seed of weights and data, the same for every run.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("demo"), show_default=True, help="Folder for records and pages.")
-def command(spec: str, recipes: str, steps: int, seed: int, out: Path) -> None:
+@click.pass_context
+def command(ctx: click.Context, spec: str, recipes: str, single: tuple[str, ...], steps: int, seed: int, out: Path) -> None:
     """Train a small GPT under several recipes and show the runs, and two vendors' arithmetic, side by side."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: busy waiting makes a step ten times slower on shared cores, and changes no result
     from mpbackend.target import select
 
+    chosen = choose_recipes(single, recipes if ctx.get_parameter_source("recipes") is not click.core.ParameterSource.DEFAULT else None)
     target = select(spec)
-    plans = {name: target.plan(name, on_unsupported="emulate") for name in split_names([recipes])}
-    if not plans:
-        raise DocumentError("--recipes", found="no recipe", remedy="`mpbackend recipes` lists them")
+    plans = {name: target.plan(name, on_unsupported="emulate") for name in chosen}
     example = importlib.import_module(EXAMPLE)
-    click.echo(f"training a small GPT on {target.info.key} ({target.info.name}), {steps} steps under each of {', '.join(plans)}")
+    say(f"training a small GPT on {target.info.key} ({target.info.name}), {steps} steps under each of {', '.join(plans)}")
     runs = [train(example, target, plan, out / folder_name(name), steps, seed) for name, plan in plans.items()]
     emit(runs_report(runs), "text", None)
     matrix = target.plugins.matrix()
-    click.echo()
+    say("")
     cells = [cell for cell in fill_table(target.plugins, example.SIDE_BY_SIDE) if cell.recipe in SHOWN_RECIPES]
     emit(cells_report(cells), "text", None)
     rows = select_rows(matrix, RowFilter())
     write(matrix_page(matrix, rows, compare=example.SIDE_BY_SIDE), out / "matrix.html")
     write(render(rows_report(matrix, rows, notes=True)), out / "matrix.md")
-    click.echo(f"\nrecords: {', '.join(str(out / folder_name(name)) for name in plans)}")
-    click.echo(f"capability matrix: {out / 'matrix.html'} and {out / 'matrix.md'}")
+    say("")
+    say(f"records: {', '.join(str(out / folder_name(name)) for name in plans)}")
+    say(f"capability matrix: {out / 'matrix.html'} and {out / 'matrix.md'}")
+
+
+def choose_recipes(single: Sequence[str], joined: str | None) -> tuple[str, ...]:
+    """Return the recipes of ``--recipes`` and ``--recipe``, those of the demo when neither is given.
+
+    Raises:
+        DocumentError: there is none, or two would be recorded in one folder.
+    """
+    given = split_names([joined] if joined is not None else [] if single else [RECIPES])
+    chosen = tuple(dict.fromkeys((*given, *(text.strip() for text in single))))
+    if not any(chosen):
+        raise DocumentError("--recipes", found="no recipe", remedy="`mpbackend recipes` lists them")
+    folders: dict[str, str] = {}
+    for recipe in chosen:
+        other = folders.setdefault(folder_name(recipe), recipe)
+        if other != recipe:
+            raise DocumentError(f"--recipe {other} and {recipe}", found=f"both would be recorded in one folder, {folder_name(recipe)}")
+    return chosen
 
 
 def folder_name(recipe: str) -> str:
-    """Return a recipe's text as the name of a folder."""
-    return "".join(c if c.isalnum() or c in "-." else "_" for c in recipe)
+    """Return a recipe's text as the name of a folder; a long one is cut and told apart by a hash."""
+    name = "".join(c if c.isalnum() or c in "-." else "_" for c in recipe)
+    return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}-{hashlib.sha256(recipe.encode()).hexdigest()[:8]}"
 
 
 def train(example: Any, target: Target, plan: Plan, folder: Path, steps: int, seed: int) -> Recorded:
     """Train one run with a progress bar and return its record; a record of an earlier demo in the folder is replaced."""
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     clear_record(folder)
     columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[loss]}"))
-    with Progress(*columns) as progress:
+    with Progress(*columns, console=Console(width=terminal_width(), height=WINDOW_HEIGHT)) as progress:
         task = progress.add_task(plan.recipe, total=steps, loss="")
         for loss in example.train(target, plan, str(folder), steps, seed):
             progress.advance(task)
@@ -80,14 +110,31 @@ def train(example: Any, target: Target, plan: Plan, folder: Path, steps: int, se
 
 
 def clear_record(folder: Path) -> None:
-    """Remove an earlier record from a folder that holds nothing else.
+    """Remove an earlier record from a folder that holds nothing else; only regular files with the names of a record's are deleted.
 
     Raises:
-        DocumentError: the folder holds other files.
+        DocumentError: there is something else in the place of the folder or in it, or a file cannot be removed.
     """
-    if not folder.exists():
-        return
-    others = [item.name for item in folder.iterdir() if item.name not in (RECORD_FILE, STEPS_FILE)]
-    if others:
-        raise DocumentError(f"folder {folder}", found=f"it holds {others[0]}", remedy="choose another folder with --out")
-    shutil.rmtree(folder)
+    problem = ""
+    try:
+        if folder.is_symlink():
+            problem = "it is a link"
+        elif folder.exists():
+            problem = "it is no folder" if not folder.is_dir() else clear_files(folder)
+    except OSError as error:
+        raise DocumentError(f"folder {folder}", found=error.strerror or str(error), remedy="choose another folder with --out") from error
+    if problem:
+        raise DocumentError(f"folder {folder}", found=problem, remedy="choose another folder with --out")
+
+
+def clear_files(folder: Path) -> str:
+    """Delete the files of a record; return what stands in the way, nothing being deleted then."""
+    items = sorted(folder.iterdir())
+    for item in items:
+        if item.name not in (RECORD_FILE, STEPS_FILE):
+            return f"it holds {item.name}"
+        if item.is_symlink() or not item.is_file():
+            return f"{item.name} is no regular file"
+    for item in items:
+        item.unlink()
+    return ""

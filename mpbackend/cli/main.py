@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 import click
 
 from mpbackend import __version__
+from mpbackend.cli.options import OneLine, output_error, say
 from mpbackend.errors import MpbackendError, nearest_names
 
 COMMANDS = ("demo", "devices", "doctor", "matrix", "memory", "plan", "policy", "recipes")
 """Commands by name; ``mpbackend.cli.<name>`` defines ``command``."""
-
-
-class OneLine(click.ClickException):
-    """An error of mpbackend as the command line shows it: one line, exit code 2, no traceback."""
-
-    exit_code = 2
-
-    def show(self, file: Any = None) -> None:
-        """Print ``error: <message>`` to standard error."""
-        click.echo(f"error: {' '.join(self.message.split())}", file=file, err=True)
 
 
 class LazyGroup(click.Group):
@@ -48,12 +40,32 @@ class LazyGroup(click.Group):
             ctx.fail(f"no command {name!r}; " + (f"nearest: {', '.join(near)}" if near else f"commands: {', '.join(COMMANDS)}"))
         return super().resolve_command(ctx, args)
 
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run the command line; output that cannot be written, to a device that is full for one, becomes one line and exit code 1."""
+        try:
+            return super().main(*args, **extra)
+        except OSError as error:
+            if not output_fails():
+                raise
+            output_error(error).show()
+            sys.exit(1)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; an error of mpbackend becomes one line."""
         try:
             return super().invoke(ctx)
         except MpbackendError as error:
             raise OneLine(str(error)) from error
+
+
+def output_fails() -> bool:
+    """Tell whether standard output still holds what it cannot write, as after the help of a command."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        return True
+    return False
 
 
 def show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
@@ -63,12 +75,12 @@ def show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) 
     from mpbackend.plugins import load_plugins
 
     plugins = load_plugins()
-    click.echo(f"mpbackend {__version__}")
+    say(f"mpbackend {__version__}")
     for name, version in sorted(plugins.distributions.items()):
-        click.echo(f"{name} {version}")
+        say(f"{name} {version}")
     for entry in plugins.unavailable:
         owner = f" ({entry.distribution})" if entry.distribution else ""
-        click.echo(f"unavailable: {entry.name}{owner}: {entry.cause}")
+        say(f"unavailable: {entry.name}{owner}: {entry.cause}")
     ctx.exit()
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import click
 
 from mpbackend.backend import Backend, PolicyKind
-from mpbackend.cli.options import emit, format_option, out_option, split_names, warn_unavailable
+from mpbackend.cli.options import emit, format_option, out_option, say, split_names, warn_unavailable
 from mpbackend.device import Device
-from mpbackend.errors import BackendError, DocumentError, MpbackendError, UnknownNameError, printable
-from mpbackend.plugins import Plugins, describe, load_plugins
+from mpbackend.errors import BackendError, DocumentError, MpbackendError, UnknownNameError, describe, printable
+from mpbackend.inquiry import ask_devices
+from mpbackend.plugins import Plugins, load_plugins
 from mpbackend.report.policies import KINDS, BackendPolicy, Survey, policies_document, policies_report
 
 NAMESPACE = "aten::"
@@ -42,7 +43,7 @@ def command(backends: tuple[str, ...], diff: bool, ops: tuple[str, ...], pinned:
         raise BackendError(f"policy of {', '.join(chosen)}", found=join_errors(survey.errors), remedy="`mpbackend doctor` says more")
     emit(policies_report(survey), output, policies_document(survey) if output == "json" else None, out)
     for name, cause in survey.errors.items():
-        click.echo(f"warning: policy of {name}: {cause}", err=True)
+        say(f"warning: policy of {name}: {cause}", err=True)
     warn_unavailable(plugins)
 
 
@@ -125,14 +126,11 @@ def keep_error(errors: dict[str, str], name: str) -> Iterator[None]:
 
 def find_device(backend: Backend) -> Device:
     """Return a device of a backend: the first usable one, else any that it names, else one that stands for those that are not here."""
-    try:
-        devices = list(backend.discover())
-        cause = "no device was found"
-    except Exception as error:  # noqa: BLE001 - a stranger may raise anything, and a policy needs no device
-        devices, cause = [], f"discover() raised {printable(describe(error))}"
+    answer = ask_devices(backend)
     kind = next(iter(backend.device_types), backend.name)
+    cause = printable(next(iter(answer.causes), "no device was found"))
     absent = Device(key=backend.name, arch="unknown", name=backend.name, backend=backend.name, type=kind, usable=False, cause=cause)
-    return next((device for device in devices if device.usable), next(iter(devices), absent))
+    return next((device for device in answer.devices if device.usable), next(iter(answer.devices), absent))
 
 
 def read_policy(backend: Backend) -> BackendPolicy:

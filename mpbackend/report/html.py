@@ -6,7 +6,7 @@ The page is the template with its style and script inside, and the rows as JSON,
 from __future__ import annotations
 
 import importlib.resources
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -15,11 +15,12 @@ import msgspec
 from mpbackend import __version__
 from mpbackend.capability import EVIDENCE_KINDS, LEVEL_MEANING, LEVELS, Row, Source
 from mpbackend.documents import load_vocabulary
+from mpbackend.errors import escaped
 from mpbackend.matrix import Matrix
 from mpbackend.report.devices import dense_peaks, memory_text
 from mpbackend.report.difference import STATUSES
 from mpbackend.report.rows import NO_ROW_MEANS
-from mpbackend.report.view import EVIDENCE_MEANING, SYMBOLS, accumulator_text, sources_of
+from mpbackend.report.view import EVIDENCE_MEANING, SYMBOLS, accumulator_text, json_escaped, sources_of
 
 TEMPLATES = "mpbackend.report.templates"
 PAGE = "matrix.html"
@@ -52,7 +53,16 @@ def read_template(name: str) -> str:
 
 def script_json(data: Any) -> str:
     """Return JSON that may stand in a script element: ``<`` is written as an escape, so that nothing in it can end the element or open a comment."""
-    return msgspec.json.encode(data, order="deterministic").decode().replace("<", "\\u003c")
+    return json_escaped(msgspec.json.encode(visible_data(data), order="deterministic").decode()).replace("<", "\\u003c")
+
+
+def visible_data(data: Any) -> Any:
+    """Return plain data in which every character of every text only shows."""
+    if isinstance(data, str):
+        return escaped(data)
+    if isinstance(data, Mapping):
+        return {visible_data(key): visible_data(value) for key, value in data.items()}
+    return [visible_data(item) for item in data] if isinstance(data, list | tuple) else data
 
 
 def page_data(matrix: Matrix, rows: Sequence[Row], compare: tuple[str, str] | None) -> dict[str, Any]:

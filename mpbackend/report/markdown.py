@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from mpbackend.report.view import Block, Facts, Listing, Report, Table
+from mpbackend.report.view import Block, Facts, Listing, Report, Table, visible
 
 SPECIAL = re.compile(r"[\\`*\[\]<>|~&]|(?<!\w)_|_(?!\w)")
 """What would start markup inside a cell or a sentence; an underscore within a word starts none."""
@@ -21,6 +21,7 @@ def escape(text: str) -> str:
 
 def render(report: Report) -> str:
     """Return a report as Markdown, ending in one newline."""
+    report = visible(report)
     parts = [f"# {escape(report.title)}"]
     for block in report.blocks:
         body = render_block(block)

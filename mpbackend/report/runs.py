@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from mpbackend.decisions import Decision
 from mpbackend.observe.record import Recorded, StepRow, from_number
 from mpbackend.report.view import Column, Report, Table, size_text
 
@@ -46,9 +47,16 @@ def run_lines(runs: Sequence[Recorded]) -> dict[str, list[str]]:
     return lines
 
 
+def granted(run: Recorded, role: str) -> Decision | None:
+    """Return the first decision of a run about a role, None where its plan has none."""
+    return next((decision for decision in run.record.plan if decision.role == role), None)
+
+
 def compute_cell(run: Recorded) -> str:
     """Return the planned compute format, with its level where that is not native."""
-    decision = next(decision for decision in run.record.plan if decision.role == "compute.forward")
+    decision = granted(run, "compute.forward")
+    if decision is None:
+        return "unknown"
     return decision.granted if decision.level in ("native", "library") else f"{decision.granted} ({decision.level})"
 
 
@@ -81,8 +89,8 @@ def tail_mean(steps: Sequence[StepRow], field: str) -> str:
 
 def scale_cell(run: Recorded) -> str:
     """Return the loss scale of the last step, as a power of two; ``none`` without scaling."""
-    mode = next(decision.granted for decision in run.record.plan if decision.role == "loss_scale.mode")
-    if mode == "none" or not run.steps:
+    decision = granted(run, "loss_scale.mode")
+    if decision is None or decision.granted == "none" or not run.steps:
         return "none"
     return f"2^{round(math.log2(run.steps[-1].scale))}"
 

@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from mpbackend.capability import Level
-from mpbackend.report.view import LEVEL_OF_TEXT, Block, Column, Facts, Listing, Report, Table
+from mpbackend.report.view import LEVEL_OF_TEXT, NARROWEST, WIDEST, Block, Column, Facts, Listing, Report, Table, visible
 
 NARROW = 100
 """Below this many columns a table leaves its ``wide`` columns out."""
@@ -42,12 +42,13 @@ def render(report: Report, width: int, *, color: bool = False) -> str:
 
     Args:
         report: what to print.
-        width: columns, at least 40; no line is longer.
+        width: columns, from 40 to 1000; no line is longer.
         color: add ANSI styles.
     """
+    report = visible(report)
     console = Console(
         file=io.StringIO(),
-        width=max(width, 40),
+        width=min(max(width, NARROWEST), WIDEST),
         force_terminal=color,
         color_system="standard" if color else None,
         no_color=not color,

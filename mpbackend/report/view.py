@@ -1,14 +1,18 @@
 """What every report is made of: facts, tables and lists of plain text, with the words and symbols of a level in one place.
 
-A report is built once and printed by ``terminal`` or ``markdown``. Nothing in it depends on the time, the machine or the width of a window.
+A report is built once and printed by ``terminal`` or ``markdown``, which make it ``visible`` first. Nothing in it depends on the time, the machine or the width
+of a window.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from mpbackend.capability import LEVELS, Cited, EvidenceKind, Level, Row, Source
+from mpbackend.errors import escaped, shows
 from mpbackend.matrix import Matrix, effective_fraction_bits
 
 SYMBOLS: dict[Level, str] = {
@@ -24,6 +28,12 @@ SYMBOLS: dict[Level, str] = {
 
 LEVEL_TEXT: dict[Level, str] = {level: f"{SYMBOLS[level]} {level}" for level in LEVELS}
 LEVEL_OF_TEXT: dict[str, Level] = {text: level for level, text in LEVEL_TEXT.items()}
+
+BEYOND_ASCII = re.compile(r"[^\x20-\x7e\n]")
+
+NARROWEST = 40
+WIDEST = 1000
+"""Columns that a report is laid out for, whatever a window claims to have."""
 
 SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -91,6 +101,27 @@ class Report(NamedTuple):
 
     title: str
     blocks: Sequence[Block]
+
+
+def visible(report: Report) -> Report:
+    """Return a report in which every character only shows; whoever wrote a name or a note in it cannot steer a terminal or turn its text around."""
+    return Report(escaped(report.title), [visible_block(block) for block in report.blocks])
+
+
+def visible_block(block: Block) -> Block:
+    """Return a block in which every character only shows."""
+    title = escaped(block.title)
+    if isinstance(block, Table):
+        columns = [column._replace(name=escaped(column.name)) for column in block.columns]
+        return Table(title, columns, [[escaped(cell) for cell in row] for row in block.rows])
+    if isinstance(block, Facts):
+        return Facts(title, [(escaped(name), escaped(value)) for name, value in block.pairs])
+    return Listing(title, [escaped(item) for item in block.items], block.numbered)
+
+
+def json_escaped(text: str) -> str:
+    """Return JSON in which every character that does more than show is an escape; it decodes to the same document."""
+    return BEYOND_ASCII.sub(lambda found: found[0] if shows(found[0]) else json.dumps(found[0])[1:-1], text)
 
 
 class Citations:

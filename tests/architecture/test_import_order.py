@@ -47,6 +47,7 @@ WITH_TORCH: tuple[tuple[str, ...], ...] = (
     ("train.reference",),
     ("train.*",),
     ("train.recording", "train.verdict"),
+    ("train.boundary",),
     ("train.session",),
     ("target",),
     ("conformance.lowering",),

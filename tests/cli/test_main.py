@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import click
 import pytest
@@ -121,3 +122,92 @@ def test_a_closed_pipe_is_quiet() -> None:
     os.close(writer)
     assert [line for line in done.stderr.splitlines() if not line.startswith("warning: ")] == []
     assert done.returncode in (0, 1)
+
+
+FULL = """
+import errno, io, sys
+from mpbackend.cli.main import main
+
+class Full(io.RawIOBase):
+    room = {room}
+    def writable(self):
+        return True
+    def fileno(self):
+        return {number}
+    def write(self, data):
+        taken = min(len(data), self.room)
+        self.room -= taken
+        if not taken:
+            raise OSError(errno.{error}, "No space left on device")
+        return taken
+
+sys.stdout = io.TextIOWrapper(io.BufferedWriter(Full()), encoding="utf-8")
+main({arguments!r})
+"""
+"""A standard output with room for so many bytes."""
+
+
+@pytest.mark.parametrize("room", [0, 10, 4096])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["plan", "--help"], ["recipes"], ["matrix", "--format", "json"]])
+def test_output_to_a_place_that_is_full_is_one_line(tmp_path: Path, arguments: list[str], room: int) -> None:
+    with (tmp_path / "descriptor").open("wb") as file:
+        program = FULL.format(room=room, number=file.fileno(), error="ENOSPC", arguments=arguments)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, pass_fds=[file.fileno()])
+    if room == 4096 and arguments[0] != "matrix":
+        assert (done.returncode, done.stderr) == (0, ""), "there is room for it"
+        return
+    assert (done.returncode, done.stderr) == (1, "error: cannot write to standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["matrix", "--format", "json"]])
+def test_a_reader_who_leaves_is_no_error(arguments: list[str]) -> None:
+    program = FULL.format(room=10, number=1, error="EPIPE", arguments=arguments)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("arguments", [["recipes"], ["doctor", "--format", "json"]])
+def test_output_that_is_closed_is_one_line(arguments: list[str]) -> None:
+    program = f"import sys; sys.stdout = None; from mpbackend.cli.main import main; main({arguments!r})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: standard output is closed\n"
+
+
+def test_an_error_of_the_system_elsewhere_is_not_taken_for_one_of_the_output(invoke: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command()
+    def broken() -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cli.main, "commands", {"broken": broken})
+    with pytest.raises(OSError, match="No space left on device"):
+        invoke("broken")
+
+
+def test_errors_show_no_control_characters(invoke: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command()
+    def broken() -> None:
+        error = DocumentError("text")
+        error.args = ("a\x1b[2J\u202eb",)
+        raise error
+
+    monkeypatch.setattr(cli.main, "commands", {"broken": broken})
+    assert invoke("broken").stderr == "error: a\\x1b[2J\\u202eb\n"
+
+
+def test_version_shows_no_control_characters(invoke: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    plugins = Plugins(distributions={"a\x1b": "1\x9b"}, unavailable=[Unavailable("c\u202e", "d", "e\x07\nf")])
+    monkeypatch.setattr("mpbackend.plugins.load_plugins", lambda: plugins)
+    assert invoke("--version").stdout.splitlines()[1:] == ["a\\x1b 1\\x9b", "unavailable: c\\u202e (d): e\\x07 f"]
+
+
+def test_an_empty_name_of_a_file_is_one_line(invoke: Callable[..., Result]) -> None:
+    result = invoke("recipes", "--out", "")
+    assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (2, "", 1)
+    assert result.stderr.startswith("error: cannot write .: it is a folder")
+
+
+def test_a_name_of_300_characters_is_one_line(invoke: Callable[..., Result], tmp_path: Path) -> None:
+    result = invoke("recipes", "--out", str(tmp_path / ("n" * 300)))
+    assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (2, "", 1)
+    assert "File name too long" in result.stderr

@@ -8,7 +8,8 @@ import pytest
 
 from mpbackend.decisions import Decision
 from mpbackend.device import Device
-from mpbackend.observe.record import ClassReading, ComputeReading, RecipeName, Recorded, Run, RunRecord, StepRow, count_totals
+from mpbackend.observe.record import ClassReading, ComputeReading, RecipeName, Recorded, Run, RunRecord, StepRow
+from mpbackend.observe.record_writer import count_totals
 from mpbackend.report import terminal
 from mpbackend.report.runs import percent, run_lines, runs_report
 
