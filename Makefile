@@ -8,7 +8,7 @@ PIP_OPTIONS := --quiet --disable-pip-version-check --no-input --progress-bar off
 PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 TYPED := mpbackend matrices plugins examples benchmarks tests docs
 
-.PHONY: demo test lint test-slow test-cuda test-te bench docs clean python-version
+.PHONY: demo test lint test-slow test-ascend test-npu test-cuda test-te bench docs clean python-version
 .DEFAULT_GOAL := test
 
 # Threads that wait asleep: on cores that other work shares, waiting busily makes a step ten times slower.
@@ -30,6 +30,15 @@ test-slow: $(VENV)/.stamp
 test-cuda: $(VENV)/.stamp
 	$(BIN)/python -m pytest plugins/cuda/tests/device || [ $$? -eq 5 ]  # 5: nothing collected, no GPU here
 
+test-ascend: | python-version
+	$(PYTHON) plugins/ascend/tests/lane.py
+
+test-npu:
+	@if $(PYTHON) -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch_npu") is None)'; then \
+	  $(PYTHON) -m venv --system-site-packages .npu-venv && .npu-venv/bin/python -m pip install $(PIP_OPTIONS) -e . -e plugins/cpu -e plugins/ascend pytest && \
+	  .npu-venv/bin/python -m pytest -q plugins/ascend/tests/device; \
+	else echo "test-npu: skipped: $(PYTHON) has no torch_npu; name one that has: make PYTHON=... test-npu"; fi
+
 test-te: $(VENV)/te/.stamp
 	PYTHONPATH=$(VENV)/te $(BIN)/python -m pytest plugins/cuda/tests/test_te_recipes_installed.py plugins/cuda/tests/test_te_layers_installed.py
 
@@ -44,7 +53,7 @@ docs: $(VENV)/.stamp
 	$(BIN)/python docs/generate.py
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) build dist demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) .ascend-venv .npu-venv build dist demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -prune -exec rm -rf {} +
 

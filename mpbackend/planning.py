@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from mpbackend.backend import Implementation
-from mpbackend.decisions import Decision, Request
+from mpbackend.decisions import Decision, Request, is_low_bit
 from mpbackend.device import Device
 from mpbackend.drafting import draft
 from mpbackend.errors import DocumentError
-from mpbackend.granting import OnUnsupported, kept_in_fp32, setting_for
+from mpbackend.granting import SCALING_ROWS, OnUnsupported, kept_in_fp32, setting_for
 from mpbackend.matrix import Matrix
 from mpbackend.recipe import Recipe, canonical_text, recipe_hash
 from mpbackend.remedies import refusal
@@ -115,7 +115,7 @@ def plan_recipe(
     if made.refused:
         raise refusal(made)
     effective = made.request.effective
-    runnable, blockers = find_blockers(device, implementations, made.compute, made.others)
+    runnable, blockers = find_blockers(made.request, implementations, made.compute, made.others)
     return Plan(
         recipe=canonical_text(recipe, presets),
         recipe_hash=recipe_hash(recipe, presets),
@@ -133,14 +133,19 @@ def plan_recipe(
 
 
 def find_blockers(
-    device: Device, implementations: Sequence[Implementation] | None, compute: Sequence[Decision], others: Sequence[Decision]
+    request: Request, implementations: Sequence[Implementation] | None, compute: Sequence[Decision], others: Sequence[Decision]
 ) -> tuple[bool, tuple[str, ...]]:
     """Tell whether a plugin runs every compute decision and the session every other one, and why not."""
+    device = request.device
     if implementations is None:
         return False, (f"{NO_PLUGIN} (none found the device {device.key} here)",)
     blockers = [] if device.usable else [f"{device.key} is not usable: {device.cause}"]
     for decision in compute:
-        matching = [i for i in implementations if (i.op, i.a, i.b) == (decision.op, *decision.pair)]
+        scaling = request.effective.scaling
+        scaled = any(is_low_bit(name) for name in decision.pair)
+        layouts = SCALING_ROWS.get((scaling.inputs, scaling.weights), ()) if scaled else ("none",)
+        formats = [i for i in implementations if (i.op, i.a, i.b) == (decision.op, *decision.pair)]
+        matching = [i for i in formats if i.scaling in layouts] or [i for i in formats if i.level is None]
         if any(implementation.level is not None for implementation in matching):
             continue
         reason = matching[0].reason if matching else NO_PLUGIN

@@ -59,8 +59,8 @@ class Operation:
         self.name: str = func.name().partition(".")[0]
         self.base = self.name.rpartition("::")[2]
         self.ignored = overload and (func.is_view or func.namespace in ("prim", "profiler"))
-        self.composite = overload and is_composite(func)
         self.operands, self.flops = find_formula(self.base, func.overloadpacket if overload else func, aten=overload and func.namespace == "aten")
+        self.composite = overload and self.flops is None and is_composite(func)
         self.hides_products = self.flops is None and HIDES_PRODUCTS.search(self.base) is not None
 
 
@@ -77,6 +77,10 @@ def find_formula(base: str, packet: Any, *, aten: bool) -> tuple[tuple[int, ...]
     if aten and base in PRODUCTS:
         first, second = PRODUCTS[base]
         return (first, second), lambda args, _, __: product_flops(args[first], args[second])
+    if aten and base == "matmul":
+        return (0, 1), lambda args, _, out: 2 * out.numel() * args[0].shape[-1]
+    if aten and base == "matmul_backward":
+        return (0, 1, 2), lambda args, _, __: 2 * args[0].numel() * args[1].shape[-1] * (bool(args[3][0]) + bool(args[3][1]))
     if aten and base in CONVOLUTIONS:
         return (0, 1), lambda args, _, out: convolution_flops(args[0], args[1], out, transposed=args[6])
     if aten and base == "convolution_backward":

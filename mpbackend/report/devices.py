@@ -87,6 +87,11 @@ def state_text(device: Device) -> str:
     return f"not usable{kind}: " + "; ".join(part for part in (device.cause, device.remedy) if part)
 
 
+def versions_text(device: Device) -> str:
+    """Return the software that a device depends on, with versions."""
+    return ", ".join(f"{name} {version}" for name, version in device.versions.items())
+
+
 def unavailable_listing(entries: Sequence[Unavailable]) -> Listing:
     """Return what plugins offer that cannot be used, with causes and remedies."""
     return Listing("Unavailable", [unavailable_text(entry) for entry in entries])
@@ -110,6 +115,7 @@ def doctor_report(document: Mapping[str, Any], devices: Sequence[Device], unavai
         Facts("Environment", list(document["environment"].items())),
         Facts("Plugins", list(document["plugins"].items()) or [("none", "install one, for example: pip install mpbackend-cpu")]),
         devices_table("Devices", devices) if devices else Listing("Devices", ("no installed plugin found a device",)),
+        Facts("Software of the devices", [(device.address, versions) for device in devices if (versions := versions_text(device))]),
         unavailable_listing(unavailable),
         Facts("Variables", list(document["variables"].items())),
     ]

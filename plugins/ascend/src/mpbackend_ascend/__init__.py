@@ -1,0 +1,1 @@
+"""The Ascend backend of mpbackend."""
