@@ -174,7 +174,7 @@ def decide_stored(request: Request) -> list[Decision]:
         "optimizer.exp_avg": ("first moment", "granted"),
         "optimizer.exp_avg_sq": ("second moment", "granted"),
         "buffers": ("floating-point buffers", "granted"),
-        "sensitive": ("norms, softmax and losses", "granted"),
+        "sensitive": ("layer and group norms, softmax, losses: the backend's own list", "granted"),
         "scaling.mode": ("scaling of low-bit tensors", "granted"),
     }
     if recipe.scaling.mode == "none" and is_low_bit(recipe.compute.forward):
@@ -182,7 +182,10 @@ def decide_stored(request: Request) -> list[Decision]:
     if (eps := FORMATS[recipe.params].eps) > FORMATS["fp32"].eps and recipe.master == "none":
         reasons["params"] = (f"no master copy: an update below {eps / 2:g} of a weight is lost; bf16-kahan and bf16-sr keep it", "warned")
     if recipe.sensitive == "fp32":
-        reasons["sensitive"] = (f"the same list is pinned to fp32 on every backend{LOGITS_MEMORY if wanted_in_16_bits(recipe) else ''}", "granted")
+        reasons["sensitive"] = (
+            f"layer and group norms, softmax, losses: the same list is pinned to fp32 on every backend{LOGITS_MEMORY if wanted_in_16_bits(recipe) else ''}",
+            "granted",
+        )
     flat = recipe.flat()
     return [
         Decision(

@@ -31,7 +31,7 @@ class Recipe(Part, frozen=True, kw_only=True):
         optimizer: formats of the optimizer's moments.
         reduce: gradient reduction between ranks.
         buffers: ``keep``, or a format that floating-point buffers are cast to.
-        sensitive: ``fp32`` runs norms, softmax and losses in fp32 on every backend; ``native`` leaves the backend's own list.
+        sensitive: ``fp32`` runs layer and group norms, softmax and losses in fp32 on every backend, batch norm not; ``native`` leaves the backend's list.
         loss_scale: loss scaling.
         scaling: scaling of low-bit tensors.
     """

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
+import subprocess
+import sys
 
 import pytest
 
@@ -109,3 +112,35 @@ def test_torchao(version: str | None, found: str, refusal: str, monkeypatch: pyt
     assert state[0] == found
     assert state[1].startswith(refusal)
     assert bool(state[1]) is bool(refusal)
+
+
+FULL = "flags : avx512f avx512bw avx512vl avx512dq avx512_bf16 avx512_fp16 amx_tile amx_bf16"
+
+
+@pytest.mark.parametrize(
+    ("limit", "arch"),
+    [
+        ("", "x86-64-amx"),
+        ("DEFAULT", "x86-64-amx"),
+        ("avx10_1_512", "x86-64-avx512_fp16"),
+        ("AVX512_CORE_BF16", "x86-64-avx512_bf16"),
+        ("AVX512_CORE", "x86-64-avx512"),
+        ("AVX2", "x86-64"),
+    ],
+)
+def test_what_onednn_may_not_use_the_processor_does_not_have(limit: str, arch: str) -> None:
+    assert discovery.architecture(FULL, "x86_64", discovery.isa_limit({"ONEDNN_MAX_CPU_ISA": limit})) == arch
+
+
+def test_a_limit_does_not_add_instructions() -> None:
+    assert discovery.architecture("flags : sse2", "x86_64", "AVX512_CORE_BF16") == "x86-64"
+
+
+def test_a_limited_machine_refuses_bf16_and_says_why() -> None:
+    code = "import mpbackend; p = mpbackend.select('cpu'); print(p.info.versions['oneDNN limited to']); p.plan('bf16')"
+    environ = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    if platform.machine() != "x86_64":
+        pytest.skip("the variable limits x86 processors only")
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ, check=False)
+    assert run.stdout.strip() == "AVX2"
+    assert "bf16 is refused on x86-64" in run.stderr

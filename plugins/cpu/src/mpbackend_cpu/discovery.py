@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 
 from packaging.version import Version
@@ -28,6 +30,17 @@ X86_ARCHS: tuple[tuple[str, frozenset[str]], ...] = (
     ("x86-64", frozenset()),
 )
 """Architecture key of the matrix to the flags of ``/proc/cpuinfo`` that it takes; the first that fits is the processor's."""
+
+ISA_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+"""Variables that keep oneDNN from instructions that the processor has; torch's bf16 products are oneDNN's."""
+
+ISA_LIMITS: dict[str, str] = {
+    **dict.fromkeys(("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2"), "x86-64"),
+    **dict.fromkeys(("AVX512_CORE", "AVX512_CORE_VNNI"), "x86-64-avx512"),
+    "AVX512_CORE_BF16": "x86-64-avx512_bf16",
+    **dict.fromkeys(("AVX512_CORE_FP16", "AVX10_1_512"), "x86-64-avx512_fp16"),
+}
+"""Values of these variables to the architecture whose arithmetic is left (oneDNN developer guide, CPU dispatcher control); other values limit nothing."""
 
 ARM_ARCH = "aarch64"
 UNKNOWN_ARCH = "unknown"
@@ -56,19 +69,27 @@ def features(cpuinfo: str) -> frozenset[str]:
     return frozenset(field(cpuinfo, "flags", "Features").split())
 
 
-def architecture(cpuinfo: str, machine: str) -> str:
-    """Return the architecture key of the matrix.
+def isa_limit(environ: Mapping[str, str]) -> str:
+    """Return the value of the first set variable that limits oneDNN's instructions; empty when none does."""
+    return next((environ[name].strip().upper() for name in ISA_VARIABLES if environ.get(name, "").strip().upper() in ISA_LIMITS), "")
+
+
+def architecture(cpuinfo: str, machine: str, limit: str = "") -> str:
+    """Return the architecture key of the matrix: the processor's, or the lesser one whose arithmetic oneDNN is limited to.
 
     Args:
         cpuinfo: text of ``/proc/cpuinfo``; empty where there is none, which leaves an x86 processor at its baseline.
         machine: ``platform.machine()``.
+        limit: as ``isa_limit`` returns it.
     """
     if machine.lower() in ARM_MACHINES:
         return ARM_ARCH
     if machine.lower() not in X86_MACHINES:
         return UNKNOWN_ARCH
     flags = features(cpuinfo)
-    return next(key for key, needed in X86_ARCHS if needed <= flags)
+    keys = [key for key, _ in X86_ARCHS]
+    first = keys.index(ISA_LIMITS[limit]) if limit in ISA_LIMITS else 0
+    return next(key for key, needed in X86_ARCHS[first:] if needed <= flags)
 
 
 def memory_bytes(meminfo: str) -> int | None:
@@ -106,8 +127,11 @@ def find_device() -> Device:
     """Return the processor of this machine."""
     cpuinfo = read_text("/proc/cpuinfo")
     machine = platform.machine()
-    arch = architecture(cpuinfo, machine)
+    limit = isa_limit(os.environ)
+    arch = architecture(cpuinfo, machine, limit)
     versions, cause, remedy = torch_state()
+    if limit:
+        versions["oneDNN limited to"] = limit
     return Device(
         key=arch,
         arch=arch,
