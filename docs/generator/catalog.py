@@ -130,7 +130,8 @@ def support_cell(preset: Recipe, device: Device, matrix: Matrix) -> str:
         role, level = getattr(first, "role", ""), getattr(first, "level", "")
         return f"refused: {level}" if role.startswith("compute") else f"refused: {role}"
     decision = outcome.decision("compute.forward", "matmul")
-    return f"{decision.level}, {decision.granted}" if "|" in decision.asked else decision.level
+    chosen = f"{decision.level}, {decision.granted}" if "|" in decision.asked else decision.level
+    return f"{chosen} (warned)" if outcome.warnings else chosen
 
 
 def evidence_table() -> str:

@@ -54,6 +54,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         peak_ratio: dense matrix peak over that of fp32, lowest and highest of the device's variants; None when either is unknown.
         bytes_per_parameter: parameters, master, gradients and moments of AdamW.
         evidence: id of the run that measured it; ``none`` without one.
+        warnings: why a role is granted with a warning.
     """
 
     recipe: str
@@ -67,6 +68,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     peak_ratio: tuple[float, float] | None
     bytes_per_parameter: float
     evidence: str = "none"
+    warnings: tuple[str, ...] = ()
 
 
 def describe_presets(presets: Mapping[str, Recipe], owners: Mapping[str, str]) -> dict[str, str]:
@@ -157,6 +159,7 @@ def recipe_cell(matrix: Matrix, recipe: Recipe, device: str, outcome: Plan | Pla
         scaling=scaling_text(outcome.effective),
         peak_ratio=peak_ratio(dense_peaks(matrix, device), products[0].granted),
         bytes_per_parameter=counted,
+        warnings=tuple(outcome.warnings),
     )
 
 
@@ -213,8 +216,9 @@ def cells_report(cells: Sequence[Cell]) -> Report:
         "bytes: per parameter, for parameters, master, gradients and AdamW moments; `mpbackend memory` counts low-bit copies too",
         "evidence: the run that measured it on the device" + (", none so far" if all(cell.evidence == "none" for cell in cells) else ""),
     )
+    warned = [f"{cell.recipe} on {cell.device}: {'; '.join(cell.warnings)}" for cell in cells if cell.warnings]
     blocks = [Table(device, columns, rows) for device, rows in tables.items()]
-    return Report("Recipes on devices", [*blocks, Listing("Refused", refusals), Listing("Legend", legend)])
+    return Report("Recipes on devices", [*blocks, Listing("Refused", refusals), Listing("Warned", warned), Listing("Legend", legend)])
 
 
 def cell_texts(cell: Cell) -> list[str]:
@@ -222,7 +226,7 @@ def cell_texts(cell: Cell) -> list[str]:
     return [
         cell.recipe,
         level_text(cell.level),
-        " / ".join(cell.granted) or "refused",
+        (" / ".join(cell.granted) or "refused") + (" (warned)" if cell.warnings else ""),
         " / ".join(f"{value:.6g}" if value < ROUND else f"{value:.3g}" for value in cell.largest),
         " / ".join(power_text(value) for value in cell.smallest_normal),
         cell.scaling,
