@@ -132,6 +132,20 @@ class LowBitLinear(nn.Linear):
         """Return what the delayed scale of a tensor is made from now, or None under current scaling."""
         return None if self.amaxes is None else self.amaxes.present[tensor]
 
+    def quantize(self, tensor: Tensor, operand: Operand, amax: Tensor | None) -> Quantized:
+        """Quantize a matrix as one operand of a product; a lowering that casts on its own device overrides this.
+
+        Args:
+            tensor: (rows, K).
+            operand: format and granularity.
+            amax: scalar that a delayed scale is made from; None takes the tensor's own.
+        """
+        return quantize(tensor, operand, self.low_bit, amax)
+
+    def multiply(self, a: Stored, b: Stored, output: torch.dtype) -> Tensor:
+        """Return ``a @ b^T`` of (M, K) and (N, K), summed in fp32 and rounded once to ``output``; a lowering with its own product overrides this."""
+        return multiply(a, b).to(output)
+
     def extra_repr(self) -> str:
         """Return the sizes, and the formats of the three products."""
         products = (self.low_bit.forward, self.low_bit.dgrad, self.low_bit.wgrad)
@@ -168,13 +182,13 @@ class LowBitProducts(torch.autograd.Function):
         """Return the output, and keep the second operands of the gradients' products, quantized."""
         low_bit = layer.low_bit
         rows = x.reshape(-1, x.shape[-1])
-        a = quantize(rows, low_bit.forward.a, low_bit, layer.amax(X))
-        b = quantize(weight, low_bit.forward.b, low_bit, layer.amax(W))
-        out = multiply(a, b)
+        a = layer.quantize(rows, low_bit.forward.a, layer.amax(X))
+        b = layer.quantize(weight, low_bit.forward.b, layer.amax(W))
+        out = layer.multiply(a, b, x.dtype if bias is None else torch.float32)
         if bias is not None:
             out += bias
-        dgrad_b = turned(b, low_bit.forward.b, weight, low_bit.dgrad.b, low_bit, layer.amax(W)) if ctx.needs_input_grad[0] else None
-        wgrad_b = turned(a, low_bit.forward.a, rows, low_bit.wgrad.b, low_bit, layer.amax(X)) if ctx.needs_input_grad[1] else None
+        dgrad_b = turned(layer, b, low_bit.forward.b, weight, low_bit.dgrad.b, layer.amax(W)) if ctx.needs_input_grad[0] else None
+        wgrad_b = turned(layer, a, low_bit.forward.a, rows, low_bit.wgrad.b, layer.amax(X)) if ctx.needs_input_grad[1] else None
         ctx.save_for_backward(*(part for kept in (dgrad_b, wgrad_b) for part in ((None, None) if kept is None else (kept.stored, kept.inverse))))
         ctx.layer = layer
         ctx.x = x.shape, x.dtype
@@ -186,42 +200,43 @@ class LowBitProducts(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         """Return the gradients of input, weight and bias, and let the step's amaxes enter their windows."""
-        low_bit: LowBit = ctx.layer.low_bit
+        layer: LowBitLinear = ctx.layer
+        low_bit = layer.low_bit
         shape, dtype = ctx.x
         weight_dtype, bias_dtype = ctx.dtypes
         rows = gradient.reshape(-1, gradient.shape[-1])
-        amax = ctx.layer.amax(G)
+        amax = layer.amax(G)
         wants_x, wants_weight, wants_bias, _ = ctx.needs_input_grad
         weight, weight_inverse, x, x_inverse = ctx.saved_tensors
         x_gradient = weight_gradient = bias_gradient = None
         with without_autocast(gradient.device.type):
-            a = quantize(rows, low_bit.dgrad.a, low_bit, amax)
+            a = layer.quantize(rows, low_bit.dgrad.a, amax)
             if wants_x:
-                x_gradient = multiply(a, stored(weight, weight_inverse, low_bit.dgrad.b)).to(dtype).reshape(shape)
+                x_gradient = layer.multiply(a, stored(weight, weight_inverse, low_bit.dgrad.b), dtype).reshape(shape)
             if wants_weight:
-                turned_a = turned(a, low_bit.dgrad.a, rows, low_bit.wgrad.a, low_bit, amax)
-                weight_gradient = multiply(turned_a, stored(x, x_inverse, low_bit.wgrad.b)).to(dtype).to(weight_dtype)
+                turned_a = turned(layer, a, low_bit.dgrad.a, rows, low_bit.wgrad.a, amax)
+                weight_gradient = layer.multiply(turned_a, stored(x, x_inverse, low_bit.wgrad.b), dtype).to(weight_dtype)
             if wants_bias:
                 bias_gradient = rows.float().sum(0).to(bias_dtype)
-            if ctx.amaxes is not None:
-                ctx.layer.amaxes.push(torch.stack([value.reshape(()) for value in (*ctx.amaxes, a.amax)]))
+            if ctx.amaxes is not None and layer.amaxes is not None:
+                layer.amaxes.push(torch.stack([value.reshape(()) for value in (*ctx.amaxes, a.amax)]))
         return x_gradient, weight_gradient, bias_gradient, None
 
 
-def turned(present: Quantized, operand: Operand, tensor: Tensor, wanted: Operand, low_bit: LowBit, amax: Tensor | None) -> Stored:
+def turned(layer: LowBitLinear, present: Quantized, operand: Operand, tensor: Tensor, wanted: Operand, amax: Tensor | None) -> Stored:
     """Return the transpose of a tensor as another product needs it: the quantized one turned where that is the same, else quantized along its other side.
 
     Args:
+        layer: whose casts and rules hold.
         present: ``tensor``, quantized as ``operand``.
         operand: how.
         tensor: (rows, K).
         wanted: how its transpose is wanted.
-        low_bit: the rules of scales.
         amax: as in ``quantize``.
     """
     if wanted == operand and operand.granularity in UNIFORM:
         return present.transposed()
-    return quantize(tensor.t(), wanted, low_bit, amax)
+    return layer.quantize(tensor.t(), wanted, amax)
 
 
 def stored(elements: Tensor, inverse: Tensor, operand: Operand) -> Stored:

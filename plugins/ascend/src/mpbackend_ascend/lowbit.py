@@ -14,14 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from mpbackend.errors import BackendError
 from mpbackend.lowbit import LowBit, Operand, Product, is_low_bit_recipe, low_bit
 from mpbackend.planning import Plan
 from mpbackend.train.conversion import check_plain, convert_linears
-from mpbackend.train.quantize import UNIFORM, Quantized, Stored, group_amax, saturate_, scale_of, spread
-from mpbackend.train.reference import LowBitLinear, stored, without_autocast
+from mpbackend.train.quantize import Quantized, Stored, group_amax, saturate_, scale_of, spread
+from mpbackend.train.reference import LowBitLinear
 from mpbackend_ascend.npu import torch_npu
 
 OPERATOR = "torch_npu.npu_quant_matmul"
@@ -148,73 +147,12 @@ def exponents(inverse: Tensor) -> Tensor:
 
 
 class AscendLinear(LowBitLinear):
-    """A linear layer whose products are the device's quantized ones; parameters and windows are those of the core's layer."""
+    """A linear layer whose casts and products are the device's; parameters, windows and the order of things are those of the core's layer."""
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in torch.nn.Linear
-        """Map (..., in_features) to (..., out_features), in autocast's dtype inside autocast, else in the input's."""
-        with without_autocast(input.device.type) as dtype:
-            cast = input if dtype is None else input.to(dtype)
-            out: Tensor = AscendProducts.apply(cast, self.weight, self.bias, self)  # type: ignore[no-untyped-call] # torch leaves it unannotated
-            if self.amaxes is not None and self.training and torch.is_grad_enabled() and not out.requires_grad:
-                amaxes = [group_amax(tensor, "tensor").reshape(()) for tensor in (cast.reshape(-1, cast.shape[-1]), self.weight)]
-                self.amaxes.push(torch.stack([*amaxes, torch.zeros_like(amaxes[0])]))
-        return out
+    def quantize(self, tensor: Tensor, operand: Operand, amax: Tensor | None) -> Quantized:
+        """Quantize a matrix with the device's cast; see ``quantize``."""
+        return quantize(tensor, operand, self.low_bit, amax)
 
-
-X, W, G = range(3)
-"""The tensors of a layer that have a window, as in ``mpbackend.train.reference``."""
-
-
-class AscendProducts(torch.autograd.Function):
-    """The three products of an ``AscendLinear``."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: AscendLinear) -> Tensor:
-        """Return the output, and keep the second operands of the gradients' products, quantized."""
-        meaning = layer.low_bit
-        rows = x.reshape(-1, x.shape[-1])
-        a = quantize(rows, meaning.forward.a, meaning, layer.amax(X))
-        b = quantize(weight, meaning.forward.b, meaning, layer.amax(W))
-        out = multiply(a, b, torch.float32 if bias is not None else x.dtype)
-        if bias is not None:
-            out += bias
-        dgrad_b = turned(b, meaning.forward.b, weight, meaning.dgrad.b, meaning, layer.amax(W)) if ctx.needs_input_grad[0] else None
-        wgrad_b = turned(a, meaning.forward.a, rows, meaning.wgrad.b, meaning, layer.amax(X)) if ctx.needs_input_grad[1] else None
-        ctx.save_for_backward(*(part for kept in (dgrad_b, wgrad_b) for part in ((None, None) if kept is None else (kept.stored, kept.inverse))))
-        ctx.layer = layer
-        ctx.x = x.shape, x.dtype
-        ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
-        ctx.amaxes = (a.amax, b.amax) if layer.amaxes is not None and layer.training else None
-        return out.to(x.dtype).reshape(*x.shape[:-1], out.shape[-1])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        """Return the gradients of input, weight and bias, and let the step's amaxes enter their windows."""
-        meaning: LowBit = ctx.layer.low_bit
-        shape, dtype = ctx.x
-        weight_dtype, bias_dtype = ctx.dtypes
-        rows = gradient.reshape(-1, gradient.shape[-1])
-        amax = ctx.layer.amax(G)
-        wants_x, wants_weight, wants_bias, _ = ctx.needs_input_grad
-        weight, weight_inverse, x, x_inverse = ctx.saved_tensors
-        x_gradient = weight_gradient = bias_gradient = None
-        with without_autocast(gradient.device.type):
-            a = quantize(rows, meaning.dgrad.a, meaning, amax)
-            if wants_x:
-                x_gradient = multiply(a, stored(weight, weight_inverse, meaning.dgrad.b), dtype).reshape(shape)
-            if wants_weight:
-                turned_a = turned(a, meaning.dgrad.a, rows, meaning.wgrad.a, meaning, amax)
-                weight_gradient = multiply(turned_a, stored(x, x_inverse, meaning.wgrad.b), dtype).to(weight_dtype)
-            if wants_bias:
-                bias_gradient = rows.float().sum(0).to(bias_dtype)
-            if ctx.amaxes is not None:
-                ctx.layer.amaxes.push(torch.stack([value.reshape(()) for value in (*ctx.amaxes, a.amax)]))
-        return x_gradient, weight_gradient, bias_gradient, None
-
-
-def turned(present: Quantized, operand: Operand, tensor: Tensor, wanted: Operand, meaning: LowBit, amax: Tensor | None) -> Stored:
-    """Return the transpose of a tensor as another product needs it; see ``mpbackend.train.reference.turned``."""
-    if wanted == operand and operand.granularity in UNIFORM:
-        return present.transposed()
-    return quantize(tensor.t(), wanted, meaning, amax)
+    def multiply(self, a: Stored, b: Stored, output: torch.dtype) -> Tensor:
+        """Multiply with the device's quantized operator; see ``multiply``."""
+        return multiply(a, b, output)
