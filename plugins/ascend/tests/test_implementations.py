@@ -11,7 +11,7 @@ from mpbackend_ascend.discovery import matrix_files
 from mpbackend_ascend.implementations import HF32, implementations
 
 ARCHS = ("ascend-910a", "ascend-310p", "ascend-310b", "ascend-a2", "ascend-a3", "ascend-950")
-GRANULARITY = {"none": ("none", "none"), "tensor_channel_token": ("tensor", "tensor"), "block_1x128_128x128": ("1x128", "128x128"), "mx_1x32": ("1x32", "1x32")}
+GRANULARITY = {"none": ("none", "none"), "tensor_channel_token": ("tensor", "tensor"), "block_128x128": ("128x128", "128x128"), "mx_1x32": ("1x32", "1x32")}
 
 
 @pytest.fixture(scope="module")

@@ -102,7 +102,7 @@ class AscendBackend:
             BackendError: the plan computes in a format or with scales that torch_npu does not multiply on this device, or in fp32 while a setting of
                 torch_npu overrides that.
         """
-        runs = {(row.op, row.a, row.b): row.level for row in self.implements(plan.device)}
+        runs = {(row.op, row.a, row.b): row.level for row in self.implements(plan.device) if row.level is not None}
         for decision in plan.decisions:
             if decision.role.startswith("compute.") and runs.get((decision.op, *decision.pair)) is None:
                 found = f"{decision.op} in {' x '.join(decision.pair)} is planned, and this backend does not run it"

@@ -44,7 +44,10 @@ LOW_BIT_PAIRS = (
 )
 """Operand pairs of the quantized product of an Ascend 950."""
 
-SCALINGS = ("tensor_channel_token", "block_1x128_128x128", "mx_1x32")
+SCALINGS = ("tensor_channel_token", "block_128x128", "mx_1x32")
+
+MIXED_BLOCKS = "block_1x128_128x128"
+NO_MIXED_BLOCKS = "no operator pairs scales per 1x128 with scales per 1x128, as the weight's gradient needs; scaling.inputs=128x128 runs"
 
 
 def implementations(arch: str) -> list[Implementation]:
@@ -89,6 +92,7 @@ def quantized(arch: str) -> Iterator[Implementation]:
         for scaling in SCALINGS:
             if scaling != "mx_1x32" or a != "hif8":
                 yield Implementation(op="matmul", a=a, b=b, scaling=scaling, accumulate="fp32", path=QUANTIZED_PATH, level="native")
+        yield Implementation(op="matmul", a=a, b=b, scaling=MIXED_BLOCKS, accumulate="none", path="none", reason=NO_MIXED_BLOCKS)
 
 
 def refusal(op: str, arch: str, name: str) -> str:

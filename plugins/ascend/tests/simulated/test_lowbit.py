@@ -14,7 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import mpbackend
-from mpbackend.errors import BackendError, PlanError
+from mpbackend.errors import PlanError
 from mpbackend.lowbit import LowBit, low_bit
 from mpbackend.recipe import parse_recipe
 from mpbackend.train.quantize import Stored
@@ -110,7 +110,7 @@ def test_session_trains_and_lists_every_layer(recipe: str, target: mpbackend.Tar
 def test_pairs_that_the_operator_lacks_are_refused_before_training(target: mpbackend.Target, arch: str) -> None:
     only_on_950(arch)
     model = nn.Sequential(nn.Linear(128, 128)).to(target.device)
-    with pytest.raises(BackendError, match=r"1x128 with scales per 1x128.*scaling\.inputs=128x128"):
+    with pytest.raises(PlanError, match=r"1x128 with scales per 1x128.*scaling\.inputs=128x128"):
         target.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), "fp8-block")
     assert type(model[0]) is nn.Linear
 
