@@ -79,7 +79,13 @@ def __getattr__(name: str) -> Any:
     """Import an exported name when it is first used."""
     if name not in _EXPORTS:
         raise AttributeError(f"module 'mpbackend' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"mpbackend.{_EXPORTS[name]}"), name)
+    try:
+        value = getattr(importlib.import_module(f"mpbackend.{_EXPORTS[name]}"), name)
+    except (ImportError, OSError, RuntimeError) as error:  # importing torch raises any of them, for example for a package that extends it and is broken
+        errors = importlib.import_module("mpbackend.errors")
+        if isinstance(error, errors.MpbackendError):
+            raise
+        raise errors.BackendError(f"mpbackend.{name}", found=errors.describe(error), remedy="`mpbackend doctor` gives the cause") from error
     globals()[name] = value
     return value
 

@@ -208,6 +208,7 @@ def decide_reduce(request: Request) -> Decision:
             reason = f"sum of {reduce.format} between ranks is {record.level}"
             if reduce.divide == "after" and reduce.format == "fp16":
                 reason += "; the sum is divided afterwards and can overflow"
+                outcome = "warned" if outcome == "granted" else outcome
             return msgspec.structs.replace(base, level=record.level, grant=outcome, reason=reason, source=request.matrix.citation(record, arch))
     outcome = grant("unknown", request.on_unsupported, strict=request.strict)
     return msgspec.structs.replace(base, grant=outcome, reason=f"no source speaks about a sum of {reduce.format} between ranks; one rank does not need it")

@@ -245,7 +245,7 @@ def load_matrix(paths: Iterable[Path] | None = None) -> Matrix:
     Raises:
         DocumentError: a file is malformed or contradicts another's declarations.
     """
-    chosen = shipped_files() if paths is None else list(paths)
+    chosen = shipped_files() if paths is None else [Path(path) for path in paths]
     return Matrix([(path.name, decode_toml(read_document(path), MatrixFile, str(path))) for path in chosen])
 
 

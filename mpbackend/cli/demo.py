@@ -15,11 +15,13 @@ from mpbackend.cli.options import emit, say, split_names, terminal_width, write
 from mpbackend.cli.recipes import fill_table
 from mpbackend.errors import DocumentError
 from mpbackend.observe.record import RECORD_FILE, STEPS_FILE, Recorded, load_record
+from mpbackend.plugins import load_plugins
 from mpbackend.report.html import matrix_page
 from mpbackend.report.markdown import render
 from mpbackend.report.recipes import cells_report
 from mpbackend.report.rows import RowFilter, rows_report, select_rows
 from mpbackend.report.runs import runs_report
+from mpbackend.selection import select_device
 
 if TYPE_CHECKING:
     from mpbackend.planning import Plan
@@ -48,10 +50,13 @@ SHOWN_RECIPES = ("fp32", "fp32-fast", "bf16", "fp16", "fp8", "mxfp8", "hif8")
 def command(ctx: click.Context, spec: str, recipes: str, single: tuple[str, ...], steps: int, seed: int, out: Path) -> None:
     """Train a small GPT under several recipes and show the runs, and two vendors' arithmetic, side by side."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: busy waiting makes a step ten times slower on shared cores, and changes no result
-    from mpbackend.target import select
 
     chosen = choose_recipes(single, recipes if ctx.get_parameter_source("recipes") is not click.core.ParameterSource.DEFAULT else None)
-    target = select(spec)
+    plugins = load_plugins()
+    selection = select_device(spec, plugins)  # before torch is imported: where that fails, the device says why
+    from mpbackend.target import Target
+
+    target = Target(selection.backend, selection.device, plugins)
     plans = {name: target.plan(name, on_unsupported="emulate") for name in chosen}
     example = importlib.import_module(EXAMPLE)
     say(f"training a small GPT on {target.info.key} ({target.info.name}), {steps} steps under each of {', '.join(plans)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -77,6 +78,7 @@ class Journal:
         self._pending: list[Pending] = []
         self._ready: deque[StepRow] = deque(maxlen=KEPT_ROWS)
         self._last_mark: Any = None
+        self._warned = False
         self._flushed_at = time.monotonic()
         self.metrics: dict[int, dict[str, float]] = {}
 
@@ -107,6 +109,11 @@ class Journal:
         values = iter(read_scalars([tensor for row in pending for tensor in tensors_of(row)]))
         rows = [self._finish(row, values) for row in pending]
         self._ready.extend(rows)
+        taken = next((row.step for row in rows if row.nonfinite and row.stepped), None)
+        if taken is not None and not self._warned:
+            self._warned = True
+            found = f"step {taken} was taken although its loss or gradient norm is inf or NaN"
+            warnings.warn(f"{found}: without dynamic loss scaling nothing skips it, and the weights may be lost", stacklevel=3)
         return rows
 
     def _finish(self, row: Pending, values: Iterator[float]) -> StepRow:

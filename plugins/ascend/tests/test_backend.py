@@ -142,12 +142,12 @@ def test_convert_refuses_what_does_not_run_there() -> None:
 
 
 @pytest.mark.parametrize(("recipe", "word"), [("bf16", "aclnnMatmul"), ("fp32", "computed in fp16"), ("fp8", "aclnnQuantMatmulV5")])
-def test_14_61_the_first_910_refuses_in_the_plan(recipe: str, word: str, backend: AscendBackend) -> None:
+def test_case_14_61_the_first_910_refuses_in_the_plan(recipe: str, word: str, backend: AscendBackend) -> None:
     with pytest.raises(PlanError, match=word):
         plan(recipe, make_device("ascend-910a"), plugins=plugins(backend))
 
 
-def test_14_nearest_gives_fp16_with_scaling_and_says_why(backend: AscendBackend) -> None:
+def test_case_14_nearest_gives_fp16_with_scaling_and_says_why(backend: AscendBackend) -> None:
     made = plan("bf16", make_device("ascend-910a"), plugins=plugins(backend), on_unsupported="nearest")
     assert made.granted.startswith("bf16:compute=fp16")
     assert made.effective.loss_scale.mode == "dynamic"
@@ -156,7 +156,7 @@ def test_14_nearest_gives_fp16_with_scaling_and_says_why(backend: AscendBackend)
     assert made.decision("loss_scale.mode").reason.startswith("an overflow is seen by the status register")
 
 
-def test_62_fp32_on_a2_turns_hf32_off_in_both_operations(backend: AscendBackend) -> None:
+def test_case_62_fp32_on_a2_turns_hf32_off_in_both_operations(backend: AscendBackend) -> None:
     made = plan("fp32", A2, plugins=plugins(backend))
     assert (made.switches["conv.allow_hf32"], made.switches["matmul.allow_hf32"]) == ("False", "False")
     assert made.runnable

@@ -99,7 +99,7 @@ def test_simulator_is_labelled(installed: dict[str, str]) -> None:
         ("ascend910b2", "unknown", "unknown"),
     ],
 )
-def test_52_names_are_matched_exactly(name: str, key: str, arch: str, installed: dict[str, str]) -> None:
+def test_case_52_names_are_matched_exactly(name: str, key: str, arch: str, installed: dict[str, str]) -> None:
     found = devices([], Answer({**GOOD, "name": name, "count": 1}, ""))
     assert [(device.key, device.arch, device.name) for device in found] == [(key, arch, name)]
 
@@ -114,7 +114,7 @@ def test_hardware_without_torch_npu_is_listed_with_the_remedy(installed: dict[st
     ]
 
 
-def test_50_torch_npu_without_cann_is_one_device_and_nothing_is_loaded(installed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_50_torch_npu_without_cann_is_one_device_and_nothing_is_loaded(installed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(software, "installed", lambda name: {"torch": "2.13.0", "torch_npu": "2.13.0"}.get(name, ""))
     monkeypatch.setattr(software, "find_cann", lambda environ: software.Cann("", False))
@@ -126,13 +126,13 @@ def test_50_torch_npu_without_cann_is_one_device_and_nothing_is_loaded(installed
     assert "torch_npu" not in sys.modules
 
 
-def test_49_what_does_not_load_gives_its_first_cause_and_the_variable(installed: dict[str, str]) -> None:
+def test_case_49_what_does_not_load_gives_its_first_cause_and_the_variable(installed: dict[str, str]) -> None:
     (found,) = devices([], Answer({}, "ImportError: libhccl.so: cannot open shared object file"))
     assert found.cause == "torch_npu 2.13.0 does not load under torch 2.13.0+cpu: ImportError: libhccl.so: cannot open shared object file"
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0 lets torch import" in found.remedy
 
 
-def test_63_cuda_build_that_does_not_load_names_both(installed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_63_cuda_build_that_does_not_load_names_both(installed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(software, "cuda_build", lambda: "13.0")
     (found,) = devices([], Answer({}, "RuntimeError: Two accelerators cannot be used at the same time"))
     assert "torch 2.13.0+cpu is a build for CUDA 13.0 and torch_npu 2.13.0" in found.cause
@@ -141,7 +141,7 @@ def test_63_cuda_build_that_does_not_load_names_both(installed: dict[str, str], 
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in found.remedy
 
 
-def test_51_the_device_stays_what_it_is_under_transfer_to_npu(installed: dict[str, str]) -> None:
+def test_case_51_the_device_stays_what_it_is_under_transfer_to_npu(installed: dict[str, str]) -> None:
     for environ, modules in (({"TORCH_TRANSFER_TO_NPU": "1"}, {}), ({}, {"torch_npu.contrib.transfer_to_npu": sys})):
         found = devices([], Answer(GOOD, ""), environ, modules)
         assert {device.key for device in found} == {"ascend-910b3"}
@@ -252,7 +252,7 @@ def test_probe_runs_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.
     assert answer.data == {"count": 1, "name": "Ascend910B1", "soc": 220, "inf_nan": True, "error": "", "cann": "8.5.0", "driver": "", "simulator": ""}
 
 
-def test_49_broken_entry_point_is_reported_by_the_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_49_broken_entry_point_is_reported_by_the_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's own way of failing, without its weight: the extension's error first, torch's sentence after it."""
     torch = 'try:\n    import torch_npu\nexcept ImportError as error:\n    raise RuntimeError("Failed to load the backend extension: torch_npu") from error\n'
     put_packages(tmp_path, 'raise ImportError("libhccl.so: cannot open shared object file")\n', torch)

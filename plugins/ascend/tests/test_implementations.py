@@ -49,7 +49,7 @@ def test_what_the_matrix_exposes_as_plain_runs(arch: str, matrix: Matrix) -> Non
 
 
 @pytest.mark.parametrize("arch", ["ascend-910a", "ascend-310p"])
-def test_61_fp32_is_converted_on_the_first_910(arch: str) -> None:
+def test_case_61_fp32_is_converted_on_the_first_910(arch: str) -> None:
     rows = {(row.op, row.a): row for row in implementations(arch)}
     for op in ("matmul", "conv"):
         assert rows[op, "fp32"].level == "converted"

@@ -60,7 +60,7 @@ def test_missing_package_is_named(missing: str, word: str, versions: dict[str, s
     assert "2.13.*" in remedy
 
 
-def test_50_torch_npu_without_cann(versions: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_50_torch_npu_without_cann(versions: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(software, "find_cann", lambda environ: Cann("", False))
     cause, remedy = found()
     assert cause == "torch_npu 2.13.0 is installed and CANN is not (libascendcl.so was not found), so `import torch` fails"
@@ -68,7 +68,7 @@ def test_50_torch_npu_without_cann(versions: dict[str, str], monkeypatch: pytest
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0 lets torch import" in remedy
 
 
-def test_63_cuda_build_beside_torch_npu_is_named_too(versions: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_63_cuda_build_beside_torch_npu_is_named_too(versions: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(software, "find_cann", lambda environ: Cann("", False))
     monkeypatch.setattr(software, "cuda_build", lambda: "13.0")
     cause, remedy = found()
@@ -154,7 +154,7 @@ def test_a_version_that_is_none() -> None:
         ({}, {"torch_npu.contrib.transfer_to_npu": 1}, True),
     ],
 )
-def test_51_transfer_to_npu(environ: dict[str, str], modules: dict[str, object], active: bool) -> None:
+def test_case_51_transfer_to_npu(environ: dict[str, str], modules: dict[str, object], active: bool) -> None:
     assert software.transfers(environ, modules) is active
 
 

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -144,3 +145,32 @@ def test_a_limited_machine_refuses_bf16_and_says_why() -> None:
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ, check=False)
     assert run.stdout.strip() == "AVX2"
     assert "bf16 is refused on x86-64" in run.stderr
+
+
+@pytest.fixture
+def broken_extension(tmp_path: Path) -> dict[str, str]:
+    """The environment of a machine with a package that extends torch and cannot be imported."""
+    metadata = tmp_path / "acme-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text("[torch.backends]\nacme = acme_is_not_there:_autoload\n")
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+
+
+def test_case_49_a_broken_extension_of_torch_makes_the_cpu_unusable_with_cause_and_remedy(broken_extension: dict[str, str]) -> None:
+    code = "from mpbackend.cli.main import main; main(['devices'])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=broken_extension, check=False)
+    words = " ".join(run.stdout.split())
+    assert "import torch fails" in words
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in words
+
+
+def test_case_49_selecting_with_a_broken_extension_is_one_error(broken_extension: dict[str, str]) -> None:
+    code = "import mpbackend\ntry:\n    mpbackend.select('cpu')\nexcept mpbackend.BackendError as error:\n    print('one error:', error)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=broken_extension, check=False)
+    assert run.stdout.startswith("one error: "), run.stderr
+    working = broken_extension | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    run = subprocess.run(
+        [sys.executable, "-c", "import mpbackend; print(mpbackend.select('cpu').info.usable)"], capture_output=True, text=True, env=working, check=False
+    )
+    assert run.stdout.strip() == "True", run.stderr

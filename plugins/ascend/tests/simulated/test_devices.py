@@ -58,7 +58,7 @@ def test_addresses(soc: str, target: mpbackend.Target) -> None:
         backend.address("7")
 
 
-def test_36_listing_imports_nothing_and_makes_no_context(soc: str) -> None:
+def test_case_36_listing_imports_nothing_and_makes_no_context(soc: str) -> None:
     found, loaded = listing()
     assert [row[:4] for row in found] == [[KEYS[soc], soc, "simulated", True]] * 2
     assert loaded == []
@@ -69,7 +69,7 @@ def only_on_a2(arch: str) -> None:
         pytest.skip("the same on every SoC; run once")
 
 
-def test_52_unknown_name_stays_unknown(arch: str) -> None:
+def test_case_52_unknown_name_stays_unknown(arch: str) -> None:
     only_on_a2(arch)
     found, _ = listing(CANN_STUB_SOC="Ascend777")
     key, name, kind, usable, cause, remedy = found[0]
@@ -101,7 +101,7 @@ def test_autoload_off_makes_the_device_unusable_instead_of_failing_in_torch(arch
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD" in found[0][4]
 
 
-def test_50_without_cann_the_cause_is_named(arch: str) -> None:
+def test_case_50_without_cann_the_cause_is_named(arch: str) -> None:
     only_on_a2(arch)
     found, loaded = listing(LD_LIBRARY_PATH="")
     assert not found[0][3]
@@ -110,7 +110,7 @@ def test_50_without_cann_the_cause_is_named(arch: str) -> None:
     assert loaded == []
 
 
-def test_51_transfer_to_npu_is_detected(arch: str) -> None:
+def test_case_51_transfer_to_npu_is_detected(arch: str) -> None:
     only_on_a2(arch)
     code = LISTING.replace("found = [[d.key,", "assert any(d.versions.get('transfer_to_npu') == 'active' for d in plugins.devices()); found = [[d.key,")
     environment = os.environ | {"TORCH_TRANSFER_TO_NPU": "1"}

@@ -82,7 +82,7 @@ def test_verdict_is_that_of_the_vendors_scaler(scale: float, target: mpbackend.T
     assert mine == (16.0 * scale > 65504), "fp16's largest value"
 
 
-def test_53_true_gradient_of_50_is_not_taken_for_1(target: mpbackend.Target, saturating: bool) -> None:
+def test_case_53_true_gradient_of_50_is_not_taken_for_1(target: mpbackend.Target, saturating: bool) -> None:
     """Saturated at 65504, a gradient of 50 scaled by 65536 reads as 1.0; the register makes the session back off until it is 50."""
     model = nn.Linear(1, 1, bias=False).to(target.device)
     before = float(model.weight.item())

@@ -74,7 +74,7 @@ def test_recipe_trains_or_is_refused_with_a_source(recipe: str, target: mpbacken
     assert (record.memory["peak"] or 0) > 0
 
 
-def test_14_bf16_is_decided_in_the_plan(target: mpbackend.Target, arch: str) -> None:
+def test_case_14_bf16_is_decided_in_the_plan(target: mpbackend.Target, arch: str) -> None:
     plan = target.plan("bf16", on_unsupported="nearest")
     decision = plan.decision("compute.forward", "matmul")
     if "bf16" in GRANTED[arch]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +17,11 @@ from mpbackend.device import Device
 BACKEND = "cpu"
 OLDEST_TORCH = (2, 9)
 """The first release with ``torch.backends.mkldnn.matmul.fp32_precision``, which the switches of this plugin set."""
+
+EXTENSIONS = "torch.backends"
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+IMPORT_LIMIT = 15.0
+"""Seconds that an import of torch may take; 1 to 3 on a machine at rest, and within the time that ``discover()`` has."""
 
 OLDEST_TORCHAO = (0, 18)
 """The first release whose float8 layers were compared with the plain lowering."""
@@ -112,6 +119,27 @@ def torch_state() -> tuple[dict[str, str], str, str]:
     return {"torch": version}, "", ""
 
 
+def import_fault(environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return (cause, remedy) where ``import torch`` fails because of a package that extends it; empty strings where it does not.
+
+    torch imports every entry point of the group ``torch.backends`` unless ``TORCH_DEVICE_BACKEND_AUTOLOAD`` is 0. Only where there is one is torch imported, in
+    a process of its own.
+    """
+    extensions = importlib.metadata.entry_points(group=EXTENSIONS)
+    if not extensions or environ.get(AUTOLOAD) == "0":
+        return "", ""
+    owners = ", ".join(sorted({entry.dist.name if entry.dist is not None else entry.name for entry in extensions}))
+    remedy = f"set {AUTOLOAD}=0, or repair or uninstall {owners}"
+    try:
+        run = subprocess.run([sys.executable, "-c", "import torch"], capture_output=True, text=True, timeout=IMPORT_LIMIT, check=False, env=dict(environ))
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"import torch did not finish: {type(error).__name__}", remedy
+    if run.returncode == 0:
+        return "", ""
+    last = (run.stderr.strip().splitlines() or [f"exit status {run.returncode}"])[-1]
+    return f"import torch fails: {last}", remedy
+
+
 def torchao_state() -> tuple[str, str]:
     """Return (version, why it does not convert layers): the version is empty when torchao is not installed, the reason when it does."""
     try:
@@ -130,6 +158,8 @@ def find_device() -> Device:
     limit = isa_limit(os.environ)
     arch = architecture(cpuinfo, machine, limit)
     versions, cause, remedy = torch_state()
+    if not cause:
+        cause, remedy = import_fault(os.environ)
     if limit:
         versions["oneDNN limited to"] = limit
     return Device(
