@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import msgspec
+import tomli
 
 from mpbackend.capability import Ambiguous, Arch, Collective, DeviceModel, Layer, Overflow, Peak, Record, Row, Source, SwitchDefault
 from mpbackend.errors import DocumentError
@@ -91,7 +92,7 @@ def decode_toml(text: bytes, kind: type[TableT], where: str) -> TableT:
         DocumentError: not UTF-8, not TOML, a wrong type, a missing or an unknown field; names the document and the field.
     """
     try:
-        return msgspec.toml.decode(text, type=kind, strict=True)
+        return msgspec.convert(tomli.loads(text.decode("utf-8")), type=kind, strict=True)
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise DocumentError(f"cannot read {where}", found=str(error), remedy="docs/reference/matrix-schema.md describes the fields") from error
 
