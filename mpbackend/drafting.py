@@ -59,9 +59,8 @@ def lower_recipe(recipe: Recipe) -> Recipe | None:
     if present == "fp32" and all(getattr(recipe.compute, name).split("|")[-1] == "fp32" for name in PASSES):
         return None
     if is_low_bit(present) or is_low_bit(recipe.compute.dgrad) or is_low_bit(recipe.compute.wgrad):
-        return recipe.evolve(
-            compute="bf16", accumulate="fp32", **{"scaling.mode": "none", "scaling.inputs": "none", "scaling.weights": "none", "scaling.format": "fp32"}
-        )
+        unscaled = {f"scaling.{name}": "none" for name in ("mode", "inputs", "weights")} | {"scaling.format": "fp32", "scaling.keep": ""}
+        return recipe.evolve(compute="bf16", accumulate="fp32", **unscaled)
     if present == "bf16":
         changes = {"compute": "fp16", "loss_scale.mode": "dynamic"}
         if recipe.params == "bf16":

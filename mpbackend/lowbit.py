@@ -138,7 +138,7 @@ def low_bit(recipe: Recipe, keep: tuple[str, ...] = ()) -> LowBit:
 
     Args:
         recipe: a recipe whose compute formats are settled (no ordered choice).
-        keep: name patterns (``fnmatch``) of layers that stay as they are.
+        keep: name patterns (``fnmatch``) of layers that stay as they are, besides those of the recipe.
 
     Raises:
         DocumentError: the recipe is not low-bit, or its scaling says nothing that could be carried out.
@@ -168,7 +168,7 @@ def low_bit(recipe: Recipe, keep: tuple[str, ...] = ()) -> LowBit:
         margin=scaling.margin,
         scale_format=scaling.format,
         power_of_two=scaling.format == "e8m0",
-        keep=keep,
+        keep=(*keep, *filter(None, scaling.keep.split("|"))),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args, get_origin
 
@@ -80,6 +81,7 @@ class TensorScaling(Part, frozen=True, kw_only=True):
         history: steps in the window of delayed scaling.
         algorithm: how the window gives one amax.
         margin: power of two by which the scale stays below the largest representable value.
+        keep: layers that are not converted: name patterns such as ``head|*.gate``.
     """
 
     mode: Literal["none", "current", "delayed"] = "none"
@@ -89,6 +91,7 @@ class TensorScaling(Part, frozen=True, kw_only=True):
     history: int = 1024
     algorithm: Literal["max", "most_recent"] = "max"
     margin: int = 0
+    keep: str = ""
 
 
 def flatten(part: Part, prefix: str = "") -> dict[str, Any]:
@@ -129,7 +132,10 @@ def count_within(low: int, high: int) -> Callable[[float], bool]:
     return lambda value: low <= value <= high
 
 
-RANGES: Mapping[str, tuple[str, Callable[[float], bool]]] = {
+PATTERNS = re.compile(r"(?:[\w.*?\[\]!-]+(?:\|[\w.*?\[\]!-]+)*)?")
+"""Name patterns joined by ``|``: no character that the text form of a recipe uses."""
+
+RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "loss_scale.init": ("a power of two from loss_scale.min to loss_scale.max", power_of_two),
     "loss_scale.growth": ("a power of two from 2 to 2^126", scale_within(2.0, 2.0**126)),
     "loss_scale.backoff": ("a power of two from 2^-126 to 0.5", scale_within(2.0**-126, 0.5)),
@@ -139,5 +145,9 @@ RANGES: Mapping[str, tuple[str, Callable[[float], bool]]] = {
     "loss_scale.hysteresis": ("a whole number from 1 to 2^31 - 1", count_within(1, 2**31 - 1)),
     "scaling.history": ("a whole number from 1 to 2^31 - 1", count_within(1, 2**31 - 1)),
     "scaling.margin": ("a whole number from 0 to 15", count_within(0, 15)),
+    "scaling.keep": ("name patterns joined by | (head|*.gate); empty for none", lambda value: PATTERNS.fullmatch(value) is not None),
 }
-"""Ranges of numeric roles. Powers of two scale without rounding; within 2^-126 to 2^126 fp32 holds a scale and its inverse as normal numbers."""
+"""Ranges of numeric roles, and the form of name patterns.
+
+Powers of two scale without rounding; within 2^-126 to 2^126 fp32 holds a scale and its inverse as normal numbers.
+"""

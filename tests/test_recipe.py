@@ -44,6 +44,8 @@ def values(path: str) -> st.SearchStrategy[Any]:
         return st.lists(st.sampled_from([*FORMATS, "hf32"]), min_size=1, max_size=3, unique=True).map("|".join)
     if path in FORMAT_PATHS:
         return st.sampled_from([*FORMATS, *(["fast"] if path.startswith("accumulate.") else [])])
+    if path == "scaling.keep":
+        return st.lists(st.from_regex(r"[a-z][a-z0-9_.*]{0,5}", fullmatch=True), min_size=1, max_size=3).map("|".join)
     return POWERS[path.removeprefix("loss_scale.")].map(lambda exponent: 2.0**exponent)
 
 
@@ -181,7 +183,7 @@ def test_every_word_of_a_role_is_read(path: str, value: str) -> None:
 
 def test_the_table_of_words_is_that_of_the_types() -> None:
     assert WORDS["scaling.inputs"] == WORDS["scaling.weights"] == get_args(Granularity)
-    assert set(WORDS) | set(FORMAT_PATHS) | set(COUNTS) | {f"loss_scale.{name}" for name in POWERS} == set(PATHS)
+    assert set(WORDS) | set(FORMAT_PATHS) | set(COUNTS) | {f"loss_scale.{name}" for name in POWERS} | {"scaling.keep"} == set(PATHS)
 
 
 @pytest.mark.parametrize("path", WORDS)
@@ -249,6 +251,8 @@ def test_an_ordered_choice_names_each_format_once() -> None:
         ("fp16:loss_scale.hysteresis=2147483648", "not a whole number from 1 to 2^31 - 1"),
         ("fp8:scaling.history=0", "not a whole number from 1 to 2^31 - 1"),
         ("fp8:scaling.history=2147483648", "not a whole number from 1 to 2^31 - 1"),
+        ("fp8:scaling.keep=a b", "not name patterns joined by |"),
+        ("fp8:scaling.keep=a||b", "not name patterns joined by |"),
         ("fp8:scaling.margin=-1", "not a whole number from 0 to 15"),
         ("fp8:scaling.margin=16", "not a whole number from 0 to 15"),
         ("fp16:loss_scale.interval=1.5", "loss_scale.interval = '1.5': not a number that fits; allowed: a whole number"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -321,3 +322,14 @@ def test_the_rows_of_the_report_name_the_maker(target: mpbackend.Target) -> None
     session.close()
     assert session.conversion[0]["reason"] == by
     assert type(model[0]) is type(makes("x", nn.Linear(16, 16)))
+
+
+def test_a_recipe_names_the_layers_that_stay() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(OrderedDict(body=nn.Linear(32, 32), gate=nn.Linear(32, 32), head=nn.Linear(32, 32)))
+    target = mpbackend.select("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with target.prepare(model, optimizer, "fp8:scaling.keep=head|ga*", on_unsupported="emulate") as session:
+        actions = {row["layer"]: row["action"] for row in session.conversion}
+    assert actions == {"body": "converted", "gate": "skipped", "head": "skipped"}
+    assert session.plan.recipe == "fp8:scaling.keep=head|ga*"
