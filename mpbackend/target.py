@@ -22,7 +22,7 @@ from mpbackend.recipe import Recipe
 from mpbackend.selection import plan as plan_for
 from mpbackend.selection import select_device
 from mpbackend.train.boundary import Scheduler
-from mpbackend.train.checks import MATH_ONLY_ATTENTION, check_model, check_optimizers, check_options, check_schedulers
+from mpbackend.train.checks import ENCODER_FASTPATH, check_model, check_optimizers, check_options, check_schedulers
 from mpbackend.train.clipping import check_clip_norm
 from mpbackend.train.fence import Fence
 from mpbackend.train.policy import NativePolicy, PinnedPolicy
@@ -133,8 +133,8 @@ class Target:
             "optimizers": ", ".join(type(item).__name__ for item in optimizers),
             "schedulers": ", ".join(type(item).__name__ for item in schedulers) or "none",
         }
-        switches = [*self.backend.switches(self.info), MATH_ONLY_ATTENTION]
-        wanted = {**chosen.switches, **({} if dtype is None else {MATH_ONLY_ATTENTION.name: "false"})}
+        switches = [*self.backend.switches(self.info), ENCODER_FASTPATH]
+        wanted = {**chosen.switches, **({} if dtype is None else {ENCODER_FASTPATH.name: "false"})}
         resources = ExitStack()
         try:
             held = Fence(switches, wanted, mode=fence, backend=self.backend.name, owner=f"the session of {chosen.recipe}")

@@ -14,7 +14,7 @@ from mpbackend.backend import Switch
 from mpbackend.errors import SessionError
 from mpbackend.formats import FORMATS
 
-MATH_ONLY_ATTENTION = Switch(
+ENCODER_FASTPATH = Switch(
     name="mha.fastpath",
     get=lambda: str(torch.backends.mha.get_fastpath_enabled()).lower(),
     set=lambda value: torch.backends.mha.set_fastpath_enabled(value == "true"),

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import mpbackend
 from mpbackend.errors import BackendError, SessionError
@@ -361,11 +362,27 @@ def test_a_forward_pass_in_another_format_warns_where_it_is_observed(prepare: Pr
         session.step()
 
 
+class Operators(TorchDispatchMode):
+    """Notes each operator that runs, with the format of its first result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: list[tuple[str, torch.dtype | None]] = []
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.ran.append((func.overloadpacket.__name__, getattr(result, "dtype", None)))
+        return result
+
+
 def test_evaluation_of_a_transformer_layer_runs_in_the_planned_format(prepare: Prepare) -> None:
-    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0).eval()
     session = prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), "bf16")
-    with torch.no_grad(), session.autocast():
-        assert model.eval()(torch.ones(1, 3, 8)).dtype == torch.bfloat16 or not torch.backends.mha.get_fastpath_enabled()
+    with torch.no_grad(), session.autocast(), Operators() as operators:
+        model(torch.ones(1, 3, 8))
+    products = [dtype for name, dtype in operators.ran if name in ("mm", "addmm", "bmm")]
+    assert len(products) >= 4, "the projections and the two linear layers"
+    assert set(products) == {torch.bfloat16}
     session.close()
     assert torch.backends.mha.get_fastpath_enabled()
 
