@@ -22,12 +22,13 @@ from mpbackend.recipe import Recipe
 from mpbackend.selection import plan as plan_for
 from mpbackend.selection import select_device
 from mpbackend.train.boundary import Scheduler
-from mpbackend.train.checks import ENCODER_FASTPATH, check_model, check_optimizers, check_options, check_schedulers
+from mpbackend.train.checks import check_model, check_optimizers, check_options, check_schedulers
 from mpbackend.train.clipping import check_clip_norm
 from mpbackend.train.fence import Fence
 from mpbackend.train.policy import NativePolicy, PinnedPolicy
 from mpbackend.train.recording import Recording
 from mpbackend.train.session import Session
+from mpbackend.train.switches import ENCODER_FASTPATH
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 Schedulers = Scheduler | Sequence[Scheduler]

@@ -10,18 +10,8 @@ from typing import Any
 
 import torch
 
-from mpbackend.backend import Switch
 from mpbackend.errors import SessionError
 from mpbackend.formats import FORMATS
-
-ENCODER_FASTPATH = Switch(
-    name="mha.fastpath",
-    get=lambda: str(torch.backends.mha.get_fastpath_enabled()).lower(),
-    set=lambda value: torch.backends.mha.set_fastpath_enabled(value == "true"),
-    allowed=("true", "false"),
-    meaning="the fused inference path of nn.TransformerEncoderLayer, which autocast does not reach",
-)
-"""Off under a 16-bit recipe: evaluation would silently compute in fp32 what training computes in 16 bits."""
 
 
 def check_options(fence: object, record: object, seed: object) -> int | None:

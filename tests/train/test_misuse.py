@@ -366,7 +366,7 @@ class Operators(TorchDispatchMode):
     """Notes each operator that runs, with the format of its first result."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call] # torch leaves it unannotated
         self.ran: list[tuple[str, torch.dtype | None]] = []
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:

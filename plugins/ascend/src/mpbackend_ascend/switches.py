@@ -8,16 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from mpbackend.backend import Switch
 from mpbackend.errors import BackendError, UnknownNameError
+from mpbackend.train.switches import DETERMINISTIC
 from mpbackend_ascend.implementations import CONVERTING
 from mpbackend_ascend.npu import npu, torch_npu
 
 BOOLEANS = ("False", "True")
-DETERMINISM = ("default", "warn", "error")
-"""The words of ``torch.set_deterministic_debug_mode``, by number."""
 
 UNSET = "None"
 """``matmul.cube_math_type`` where ``matmul.allow_hf32`` and the precision mode decide."""
@@ -59,13 +56,7 @@ def switches() -> list[Switch]:
             meaning="operators are compiled for each shape, a route that follows precision_mode",
         ),
         inf_nan_mode(),
-        Switch(
-            name="deterministic",
-            get=lambda: DETERMINISM[torch.get_deterministic_debug_mode()],
-            set=torch.set_deterministic_debug_mode,
-            allowed=DETERMINISM,
-            meaning="operators without a deterministic algorithm warn or raise",
-        ),
+        DETERMINISTIC,
     ]
 
 

@@ -7,13 +7,12 @@ from typing import Any
 import torch
 
 from mpbackend.backend import Switch
+from mpbackend.train.switches import DETERMINISTIC
 
 PRECISIONS = ("none", "ieee", "tf32", "bf16")
 """What torch 2.9 and later take. ``none`` inherits the setting of all of oneDNN, then of all of torch, and fp32 where those are ``none`` too."""
 
 BOOLEANS = ("false", "true")
-DETERMINISM = ("default", "warn", "error")
-"""The words of ``torch.set_deterministic_debug_mode``, by number."""
 
 SUBNORMAL = 2.0**-130
 """A subnormal of fp32, whose smallest normal is 2**-126."""
@@ -32,13 +31,7 @@ def switches() -> list[Switch]:
             allowed=BOOLEANS,
             meaning="subnormal operands and results become zero on the thread that sets it",
         ),
-        Switch(
-            name="deterministic",
-            get=lambda: DETERMINISM[torch.get_deterministic_debug_mode()],
-            set=torch.set_deterministic_debug_mode,
-            allowed=DETERMINISM,
-            meaning="operators without a deterministic algorithm warn or raise",
-        ),
+        DETERMINISTIC,
         Switch(
             name="mkldnn.enabled",
             get=lambda: boolean(mkldnn().enabled),

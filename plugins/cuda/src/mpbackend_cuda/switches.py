@@ -12,14 +12,13 @@ import torch
 
 from mpbackend.backend import Switch
 from mpbackend.errors import BackendError
+from mpbackend.train.switches import DETERMINISTIC
 
 PRECISIONS = ("none", "ieee", "tf32")
 """What torch takes for CUDA. ``none`` inherits torch's general setting, and is fp32 where that is ``none`` too."""
 
 BOOLEANS = ("false", "true")
 NO_SPLIT_K = "false_no_split_k"
-DETERMINISM = ("default", "warn", "error")
-"""The words of ``torch.set_deterministic_debug_mode``, by number."""
 
 ENGINE = "transformer_engine.pytorch"
 ENGINE_SWITCH = "te.tf32"
@@ -43,13 +42,7 @@ def switches() -> list[Switch]:
             allowed=BOOLEANS,
             meaning="attention without a fused kernel keeps its intermediates in 16 bits instead of fp32",
         ),
-        Switch(
-            name="deterministic",
-            get=lambda: DETERMINISM[torch.get_deterministic_debug_mode()],
-            set=torch.set_deterministic_debug_mode,
-            allowed=DETERMINISM,
-            meaning="operators without a deterministic algorithm warn or raise",
-        ),
+        DETERMINISTIC,
         boolean("cudnn.deterministic", backends.cudnn, "deterministic", "cuDNN takes deterministic algorithms only"),
         boolean(
             "cudnn.benchmark",
