@@ -117,6 +117,9 @@ class Clock(Protocol):
 class Backend(Protocol):
     """One kind of device.
 
+    A backend may also have ``update_block``: elements of the parameters that an optimizer updates at once. It helps where operators stream memory that a cache
+    would hold, as on a CPU; without it an optimizer updates all of them at once.
+
     Attributes:
         name: what ``select`` calls it: ``cpu``, ``emu``.
         device_types: torch device types it answers for; each also works as a name in ``select``.

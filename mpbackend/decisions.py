@@ -12,7 +12,7 @@ from mpbackend.formats import DEVICE_RESOLVED, FORMATS
 from mpbackend.granting import Grant, OnUnsupported, Verdict, fraction_bits, grant, judge, kept_in_fp32, limit_to_settings
 from mpbackend.matrix import Matrix
 from mpbackend.recipe import FAST, Recipe
-from mpbackend.roles import PASSES
+from mpbackend.roles import PASSES, MasterKind
 
 CONV_FORMAT_OF_LOW_BIT = "bf16"
 """What layers run in that a low-bit recipe does not convert: the rung below it."""
@@ -74,7 +74,18 @@ def is_low_bit(name: str) -> bool:
 
 def wanted_in_16_bits(recipe: Recipe) -> bool:
     """Tell whether autocast runs in a 16-bit format under a recipe: by itself, or for what a low-bit recipe does not convert."""
-    return recipe.compute.forward in SIXTEEN_BIT or is_low_bit(recipe.compute.forward)
+    return autocast_format(recipe) != ""
+
+
+def autocast_format(recipe: Recipe) -> str:
+    """Return the 16-bit format that autocast runs in under a recipe, for what a low-bit recipe does not convert too; empty where there is no autocast."""
+    forward = recipe.compute.forward
+    return forward if forward in SIXTEEN_BIT else CONV_FORMAT_OF_LOW_BIT if is_low_bit(forward) else ""
+
+
+def steps_natively(recipe: Recipe) -> bool:
+    """Tell whether optimizers update the parameters of a recipe by themselves: no master, gradients and moments in the format of the parameters."""
+    return recipe.master == "none" and {recipe.grads, recipe.optimizer.exp_avg, recipe.optimizer.exp_avg_sq} == {recipe.params}
 
 
 def resolve(matrix: Matrix, arch: str, name: str) -> str:
@@ -169,11 +180,11 @@ def decide_stored(request: Request) -> list[Decision]:
     recipe = request.effective
     reasons = {
         "params": ("storage of the parameters", "granted"),
-        "master": ("what keeps the bits an update loses", "granted"),
-        "grads": ("sum of the gradients over micro-batches", "granted"),
+        "master": (KEPT[recipe.master].format(params=recipe.params), "granted"),
+        "grads": (f"sum of the gradients over micro-batches{added(recipe)}", "granted"),
         "optimizer.exp_avg": ("first moment", "granted"),
         "optimizer.exp_avg_sq": ("second moment", "granted"),
-        "buffers": ("floating-point buffers", "granted"),
+        "buffers": ("floating-point buffers" if recipe.params == "fp32" else "floating-point buffers; only parameters are cast", "granted"),
         "sensitive": ("layer and group norms, softmax, losses: the backend's own list", "granted"),
         "scaling.mode": ("scaling of low-bit tensors", "granted"),
     }
@@ -193,6 +204,24 @@ def decide_stored(request: Request) -> list[Decision]:
         )
         for role, (reason, outcome) in reasons.items()
     ]
+
+
+KEPT: Mapping[MasterKind, str] = {
+    "none": "what keeps the bits an update loses",
+    "fp32": "the optimizer updates an fp32 copy, and the parameter is its rounding to {params}",
+    "kahan": "a term in {params} keeps what rounding the updated parameter loses, and is added before the next update",
+    "stochastic": "the updated parameter is rounded up or down by chance, right on average; nothing is kept, and the draws are seeded",
+}
+"""What the values of ``master`` mean, as reasons; ``{params}`` is the format of the parameters."""
+
+
+def added(recipe: Recipe) -> str:
+    """Return how gradients of 16-bit parameters are summed, for the reason."""
+    if recipe.params == "fp32":
+        return ""
+    if recipe.grads == recipe.params:
+        return f"; a sum of {recipe.grads} loses what is below half a spacing of it"
+    return f"; each arrives in {recipe.params} and is added in {recipe.grads}"
 
 
 def decide_reduce(request: Request) -> Decision:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from mpbackend.backend import Implementation
-from mpbackend.decisions import Decision, Request, is_low_bit
+from mpbackend.decisions import Decision, Request, autocast_format, is_low_bit
 from mpbackend.device import Device
 from mpbackend.drafting import draft
 from mpbackend.errors import DocumentError
@@ -24,8 +24,8 @@ NO_PLUGIN = "no installed plugin runs this"
 
 MOST_MICRO_BATCHES = 2**31 - 1
 
-TRAINED = {"params": "fp32", "master": "none", "grads": "fp32", "optimizer.exp_avg": "fp32", "optimizer.exp_avg_sq": "fp32", "buffers": "keep"}
-"""Storage roles to the one value that the session carries out; recipes with other values plan and are refused by ``prepare``."""
+STORED = ("fp32", "bf16", "fp16")
+"""Formats in which a session keeps parameters, gradient sums, moments and buffers."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -150,12 +150,29 @@ def find_blockers(
             continue
         reason = matching[0].reason if matching else NO_PLUGIN
         blockers.append(f"{decision.role} ({decision.op}) in {decision.granted}: {reason}")
-    blockers += [
-        f"{decision.role}={decision.granted}: this version's session trains {decision.role}={TRAINED[decision.role]} only"
-        for decision in others
-        if TRAINED.get(decision.role, decision.granted) != decision.granted
-    ]
+    unlike = storage_blockers(request.effective)
+    blockers += [f"{decision.role}={decision.granted}: {unlike[decision.role]}" for decision in others if decision.role in unlike]
     return not blockers, tuple(dict.fromkeys(blockers))
+
+
+def storage_blockers(recipe: Recipe) -> dict[str, str]:
+    """Return the storage roles that a session does not carry out, each with the reason; empty for a recipe that trains.
+
+    Args:
+        recipe: the effective recipe, ordered choices settled.
+    """
+    flat = recipe.flat()
+    stored = {role: str(flat[role]) for role in ("params", "grads", "optimizer.exp_avg", "optimizer.exp_avg_sq", "buffers")}
+    found = {role: f"a session keeps it in {', '.join(STORED)}" for role, name in stored.items() if name not in STORED and name != "keep"}
+    low = recipe.params != "fp32"
+    if "params" not in found and low and recipe.params != (lowered := autocast_format(recipe)):
+        others = f"autocast casts it to {lowered} for every product" if lowered else f"without autocast its layers would compute in {recipe.params}"
+        found["params"] = f"compute.forward is {recipe.compute.forward}: {others}; keep params=fp32, or compute in {recipe.params}"
+    if not low and recipe.master != "none":
+        found["master"] = "fp32 parameters lose nothing that it would keep; write master=none"
+    if "grads" not in found and recipe.grads not in ("fp32", recipe.params):
+        found["grads"] = f"gradients arrive in {recipe.params}; sum them in {' or '.join(dict.fromkeys((recipe.params, 'fp32')))}"
+    return found
 
 
 def choose_switches(request: Request, compute: Sequence[Decision]) -> dict[str, str]:

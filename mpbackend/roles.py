@@ -58,6 +58,7 @@ class LossScaling(Part, frozen=True, kw_only=True):
         hysteresis: overflows before a backoff, >= 1.
         min: lower bound of the scale.
         max: upper bound of the scale.
+        patience: skipped steps in a row before an error, >= 1; in the search for a first scale only those count that a smaller scale cannot cure.
     """
 
     mode: Literal["none", "static", "dynamic"] = "none"
@@ -68,6 +69,7 @@ class LossScaling(Part, frozen=True, kw_only=True):
     hysteresis: int = 1
     min: float = 1.0
     max: float = 16777216.0
+    patience: int = 20
 
 
 class TensorScaling(Part, frozen=True, kw_only=True):
@@ -143,6 +145,7 @@ RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "loss_scale.max": ("a power of two from 2^-126 to 2^126", scale_within(2.0**-126, 2.0**126)),
     "loss_scale.interval": ("a whole number from 1 to 2^31 - 1", count_within(1, 2**31 - 1)),
     "loss_scale.hysteresis": ("a whole number from 1 to 2^31 - 1", count_within(1, 2**31 - 1)),
+    "loss_scale.patience": ("a whole number from 1 to 2^31 - 1", count_within(1, 2**31 - 1)),
     "scaling.history": ("a whole number from 1 to 2^31 - 1", count_within(1, 2**31 - 1)),
     "scaling.margin": ("a whole number from 0 to 15", count_within(0, 15)),
     "scaling.keep": ("name patterns joined by | (head|*.gate); empty for none", lambda value: PATTERNS.fullmatch(value) is not None),

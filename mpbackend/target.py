@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -21,14 +21,20 @@ from mpbackend.plugins import Plugins, load_plugins
 from mpbackend.recipe import Recipe
 from mpbackend.selection import plan as plan_for
 from mpbackend.selection import select_device
-from mpbackend.train.boundary import Scheduler
-from mpbackend.train.checks import check_model, check_optimizers, check_options, check_schedulers
-from mpbackend.train.clipping import check_clip_norm
+from mpbackend.train.checks import check_eps, check_model, check_optimizers, check_options, check_schedulers, check_stateful, warn_of_lost_precision
+from mpbackend.train.clipping import check_limits
+from mpbackend.train.distributed import find_ranks
 from mpbackend.train.fence import Fence
 from mpbackend.train.policy import NativePolicy, PinnedPolicy
 from mpbackend.train.recording import Recording
+from mpbackend.train.schedule import Scheduler
 from mpbackend.train.session import Session
 from mpbackend.train.switches import ENCODER_FASTPATH
+from mpbackend.train.weights import make_weights
+from mpbackend.train.wrapping import buffers_beside, fsdp_policy
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 Schedulers = Scheduler | Sequence[Scheduler]
@@ -82,9 +88,11 @@ class Target:
         *,
         plan: Plan | None = None,
         clip_norm: float | None = None,
+        clip_value: float | None = None,
         micro_batches: int | None = None,
         average: bool = False,
         scheduler: Schedulers = (),
+        stateful: Mapping[str, Any] | None = None,
         record: str | os.PathLike[str] | None = None,
         seed: int | None = None,
         fence: Literal["set", "report"] = "set",
@@ -97,10 +105,12 @@ class Target:
             optimizer: one optimizer or several, over the model's parameters.
             recipe: recipe to plan; or give ``plan``.
             plan: a plan made for this device.
-            clip_norm: clip gradients to this L2 norm; None leaves them.
+            clip_norm: clip gradients to this L2 norm; None leaves them. A parameter group that holds ``clip_norm`` or ``clip_value`` is clipped by itself.
+            clip_value: clip each element of the gradients to this absolute value; not together with ``clip_norm``.
             micro_batches: micro-batches a step, summed; the plan's when a plan is given, else 1.
             average: divide the sum by the micro-batches seen.
             scheduler: learning-rate schedulers to step after every taken step; one that needs a metric is yours to step.
+            stateful: objects of your own that have ``state_dict`` and ``load_state_dict``, by name, such as a sampler; saved and loaded with the session.
             record: folder to write the record to.
             seed: seed of the run, for the record.
             fence: ``set`` the global switches of the plan, or only ``report`` them.
@@ -110,7 +120,7 @@ class Target:
             PlanError: the plan is refused, or no installed plugin runs it here.
             SessionError: the model is elsewhere, or its parameters are not in the format that the recipe says.
         """
-        check_clip_norm(clip_norm)
+        limits = check_limits(clip_norm, clip_value)
         seed = check_options(fence, record, seed)
         if (recipe is None) == (plan is None):
             raise SessionError("prepare()", found="recipe and plan" if plan is not None else "neither recipe nor plan", remedy="give exactly one of them")
@@ -127,6 +137,7 @@ class Target:
         dtype = autocast_dtype(chosen)
         settings = {
             "clip_norm": "none" if clip_norm is None else f"{clip_norm:g}",
+            "clip_value": "none" if clip_value is None else f"{clip_value:g}",
             "micro_batches": str(chosen.micro_batches),
             "average": str(average).lower(),
             "on_unsupported": chosen.on_unsupported,
@@ -138,6 +149,9 @@ class Target:
         wanted = {**chosen.switches, **({} if dtype is None else {ENCODER_FASTPATH.name: "false"})}
         resources = ExitStack()
         try:
+            ranks = find_ranks(model, optimizers, chosen, self.backend, settings)
+            if ranks is not None:
+                resources.callback(ranks.close)
             held = Fence(switches, wanted, mode=fence, backend=self.backend.name, owner=f"the session of {chosen.recipe}")
             resources.enter_context(held)
             resources.callback(warn_of_changes, held)
@@ -145,24 +159,37 @@ class Target:
                 pinned = chosen.effective.sensitive == "fp32"
                 policy = PinnedPolicy(self.backend.autocast_key, self.backend.op_policy(self.info)) if pinned else NativePolicy(self.backend.autocast_key)
                 resources.enter_context(policy)
-            conversion = self.backend.convert(model, chosen)
-            recording = None if record is None else Recording(record, chosen, self.backend, model, conversion, held.report, seed, settings)
+            conversion = [*self.backend.convert(model, chosen), *buffers_beside(model, chosen)]
+            weights = make_weights(model, optimizers, chosen.effective, seed=seed, reduces=ranks is not None and ranks.own_sums)
+            if weights is not None:
+                resources.callback(weights.close)
+                conversion += weights.rows()
+            recording = None
+            if record is not None and (ranks is None or ranks.rank == 0):
+                recording = Recording(record, chosen, self.backend, model, conversion, held.report, seed, settings, weights=weights, ranks=ranks)
             return Session(
                 model,
                 optimizers,
                 chosen,
                 self.backend,
                 autocast_dtype=dtype,
-                clip_norm=clip_norm,
+                limits=limits,
                 average=average,
                 schedulers=schedulers,
                 recording=recording,
                 conversion=conversion,
                 resources=resources,
+                weights=weights,
+                ranks=ranks,
+                stateful=check_stateful(stateful),
             )
         except BaseException:
             resources.close()
             raise
+
+    def fsdp_policy(self, plan: Plan) -> MixedPrecisionPolicy:
+        """Return the policy for ``fully_shard(module, mp_policy=...)`` that carries a plan out; see ``mpbackend.train.wrapping.fsdp_policy``."""
+        return fsdp_policy(plan)
 
     def _check(self, plan: Plan, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Check that the plan runs here and fits the model; see ``prepare``."""
@@ -172,6 +199,8 @@ class Target:
             raise PlanError(f"{plan.granted} on {plan.device.key}", found="; ".join(plan.blockers), remedy="`mpbackend plan` shows what runs")
         check_model(model, self.device, plan.effective.params, plan.effective.compute.forward)
         check_optimizers(optimizers, model)
+        check_eps(optimizers, plan.effective)
+        warn_of_lost_precision(plan, optimizers)
 
 
 def autocast_dtype(plan: Plan) -> torch.dtype | None:

@@ -26,7 +26,7 @@ from mpbackend.documents import shipped_files
 from mpbackend.errors import DocumentError, MpbackendError, PlanError
 from mpbackend.granting import ON_UNSUPPORTED, OnUnsupported
 from mpbackend.matrix import Matrix, load_matrix
-from mpbackend.planning import NO_PLUGIN, Plan, plan_recipe
+from mpbackend.planning import NO_PLUGIN, Plan, plan_recipe, storage_blockers
 from mpbackend.recipe import PRESETS, canonical_text, parse_recipe, recipe_hash
 from mpbackend.roles import PASSES
 
@@ -524,6 +524,65 @@ def test_what_keeps_a_plan_from_running_is_named() -> None:
     plan = plan_recipe(PRESETS["fp16"], device, ACME, RUNS)
     assert plan.blockers[0] == f"compute.forward (matmul) in fp16: {NO_PLUGIN}"
     assert plan_recipe(PRESETS["bf16"], device, ACME).blockers == (f"{NO_PLUGIN} (none found the device acme-x1 here)",)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        *(name for name in PRESETS if PRESETS[name].params != "fp32"),
+        "bf16-master:master=kahan,optimizer=fp16",
+        "bf16-sr:grads=fp32,buffers=bf16",
+        "fp16-master:grads=fp16,optimizer.exp_avg=bf16",
+        "fp8:params=bf16,master=fp32",
+        "fp32:optimizer=bf16,buffers=fp16",
+    ],
+)
+def test_every_mixture_of_storage_roles_that_makes_sense_trains(recipe: str) -> None:
+    assert storage_blockers(parse_recipe(recipe)) == {}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "role", "reason"),
+    [
+        ("bf16:master=fp32", "master", "fp32 parameters lose nothing that it would keep; write master=none"),
+        ("bf16:master=stochastic", "master", "fp32 parameters lose nothing"),
+        ("bf16:grads=bf16", "grads", "gradients arrive in fp32; sum them in fp32"),
+        ("bf16-master:grads=fp16", "grads", "gradients arrive in bf16; sum them in bf16 or fp32"),
+        ("fp8:params=fp8_e4m3", "params", "a session keeps it in fp32, bf16, fp16"),
+        ("bf16-master:optimizer.exp_avg=fp8_e4m3", "optimizer.exp_avg", "a session keeps it in fp32, bf16, fp16"),
+        ("bf16:optimizer.exp_avg_sq=fp64", "optimizer.exp_avg_sq", "a session keeps it in"),
+        ("bf16:buffers=fp8_e5m2", "buffers", "a session keeps it in"),
+        ("fp32:params=bf16", "params", "compute.forward is fp32: without autocast its layers would compute in bf16; keep params=fp32, or compute in bf16"),
+        ("fp16-master:params=bf16", "params", "compute.forward is fp16: autocast casts it to fp16 for every product"),
+        ("fp8:params=fp16,master=fp32", "params", "compute.forward is fp8_e4m3: autocast casts it to bf16"),
+    ],
+)
+def test_storage_that_makes_no_sense_is_a_blocker_with_its_reason(recipe: str, role: str, reason: str) -> None:
+    (found,) = storage_blockers(parse_recipe(recipe)).items()
+    assert found[0] == role
+    assert reason in found[1]
+
+
+def test_a_storage_blocker_keeps_a_plan_from_running() -> None:
+    device = msgspec.structs.replace(device_from_matrix(ACME, "acme-x1"), usable=True, cause="")
+    assert plan_recipe(PRESETS["bf16-master"], device, ACME, RUNS).runnable
+    plan = plan_recipe(parse_recipe("bf16:master=kahan"), device, ACME, RUNS)
+    assert (plan.runnable, plan.blockers) == (False, ("master=kahan: fp32 parameters lose nothing that it would keep; write master=none",))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "role", "reason"),
+    [
+        ("bf16-master", "master", "the optimizer updates an fp32 copy, and the parameter is its rounding to bf16"),
+        ("bf16-kahan", "master", "a term in bf16 keeps what rounding the updated parameter loses"),
+        ("bf16-sr", "master", "rounded up or down by chance, right on average"),
+        ("bf16-master", "grads", "each arrives in bf16 and is added in fp32"),
+        ("bf16-kahan", "grads", "a sum of bf16 loses what is below half a spacing of it"),
+        ("fp16-master", "buffers", "only parameters are cast"),
+    ],
+)
+def test_the_reason_of_a_storage_role_says_how_it_is_carried_out(recipe: str, role: str, reason: str) -> None:
+    assert reason in on(recipe, "h100").decision(role).reason
 
 
 @pytest.mark.parametrize("count", [0, -1])

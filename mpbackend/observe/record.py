@@ -154,6 +154,7 @@ class RunRecord(Document, frozen=True, kw_only=True):
         memory: bytes allocated now and at the peak.
         memory_basis: what was measured.
         totals: sums over the run so far.
+        counters: what the session put right or noticed, by name, such as ``backward_inside_autocast``.
     """
 
     schema: Literal[1] = 1
@@ -171,6 +172,7 @@ class RunRecord(Document, frozen=True, kw_only=True):
     memory: dict[str, int | None] = {}
     memory_basis: str = ""
     totals: Totals = Totals()
+    counters: dict[str, int] = {}
 
 
 class Recorded(msgspec.Struct, frozen=True):

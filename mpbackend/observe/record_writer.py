@@ -28,7 +28,8 @@ class RecordWriter:
         self.folder = Path(folder)
         steps = self.folder / STEPS_FILE
         if any((self.folder / name).exists() for name in (RECORD_FILE, STEPS_FILE)):
-            raise DocumentError(f"record folder {self.folder}", found="it already holds a record", remedy="choose another folder or remove it")
+            remedy = "name a new folder: each run, and each segment of a resumed run, has a record of its own"
+            raise DocumentError(f"record folder {self.folder}", found="it already holds a record", remedy=remedy)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._steps: TextIO = steps.open("x", encoding="utf-8", newline="\n")

@@ -12,6 +12,8 @@ from types import TracebackType
 
 import torch
 
+from mpbackend.errors import SessionError
+
 ContextFactory = Callable[[], AbstractContextManager[object] | None]
 
 
@@ -62,7 +64,8 @@ class ForwardContext:
         if outer is not None:
             outer.__exit__(kind, error, trace)
 
-    @property
-    def entered(self) -> bool:
-        """Whether this thread is inside the context."""
-        return bool(self._stack.open)
+    def check_left(self, asked: str) -> None:
+        """Raise ``SessionError`` when this thread is inside an autocast, the session's or another."""
+        if self._stack.open or torch.is_autocast_enabled(self._device_type):
+            where = "session.autocast()" if self._stack.open else "torch.autocast"
+            raise SessionError(asked, found=f"called inside {where}", remedy=f"leave the context before {asked}")

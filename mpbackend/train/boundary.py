@@ -10,15 +10,20 @@ import torch
 
 from mpbackend.errors import SessionError
 from mpbackend.train import clipping, verdict
-from mpbackend.train.step import NO_GRADIENTS, StepResult
+from mpbackend.train.blocks import scale_all, step_in_blocks, takes_blocks
+from mpbackend.train.deferral import Deferral, shared
+from mpbackend.train.device_scale import DeviceScale
+from mpbackend.train.gradients import Gradients, clip_groups, own_limits
+from mpbackend.train.step import FORWARD_NONFINITE, NO_GRADIENTS, SKIP_REASONS, StepResult, Verdict
 
 if TYPE_CHECKING:
     from mpbackend.backend import OverflowFlag
     from mpbackend.train.buffers import BufferGuard
+    from mpbackend.train.distributed import Ranks
     from mpbackend.train.loss_scale import LossScale
+    from mpbackend.train.schedule import Schedule
+    from mpbackend.train.weights import WorkingWeights
     from mpbackend.train.window import Window
-
-Scheduler = torch.optim.lr_scheduler.LRScheduler
 
 
 class Boundary:
@@ -29,33 +34,48 @@ class Boundary:
 
     Args:
         optimizers: one verdict for all of them.
-        schedulers: stepped after a taken step.
+        schedule: the schedulers, stepped after a taken step.
         loss_scale: the state of loss scaling.
-        clip_norm: largest gradient norm, or None.
+        limits: how gradients are clipped.
         needs_norm: whether the norm is wanted although nothing is clipped or scaled.
         overflow: the device's overflow register, or None.
         guard: restores buffers on a skip, or None.
+        weights: what stands between the parameters and the optimizers, or None.
+        ranks: the ranks of the run, or None for one process.
+        block: elements that an optimizer updates at once, see ``mpbackend.train.blocks``; 0 for all of them.
     """
 
     def __init__(
         self,
         optimizers: Sequence[torch.optim.Optimizer],
-        schedulers: Sequence[Scheduler],
-        loss_scale: LossScale,
+        schedule: Schedule,
+        loss_scale: LossScale | DeviceScale,
         *,
-        clip_norm: float | None,
+        limits: clipping.Limits,
         needs_norm: bool,
         overflow: OverflowFlag | None,
         guard: BufferGuard | None,
+        weights: WorkingWeights | None = None,
+        ranks: Ranks | None = None,
+        block: int = 0,
     ) -> None:
         self._optimizers = optimizers
-        self._schedulers = schedulers
+        self._schedule = schedule
         self._scale = loss_scale
-        self._clip_norm = clip_norm
-        self._needs_norm = needs_norm or clip_norm is not None or loss_scale.dynamic
+        self._limits = limits
+        self._needs_norm = needs_norm or limits.norm is not None or loss_scale.dynamic
         self._overflow = overflow
         self._guard = guard
+        self._weights = weights
+        self._ranks = ranks
+        self._sharded = ranks is not None and ranks.sharded
+        self._deferral = Deferral(optimizers, allowed=limits.value is None and weights is None and not self._sharded)
+        self._by_group = own_limits(optimizers)
+        self._apart = not shared(optimizers)
+        self._block = block
         self._turn = False
+        self._held: tuple[int, list[torch.Tensor]] = (-1, [])
+        self.unfed = set(range(len(optimizers)))
 
     def check_turn(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         """Refuse a step that the session did not make: the gradients may be scaled, and nothing was checked."""
@@ -63,67 +83,180 @@ class Boundary:
             name = type(optimizer).__name__
             raise SessionError(f"{name}.step()", found="the optimizer belongs to a live session", remedy="call session.step() instead")
 
-    def parameters(self) -> list[torch.Tensor]:
-        """Return the parameters that the optimizers hold now, each once."""
-        return clipping.unique_parameters(self._optimizers)
+    def check_fed(self) -> None:
+        """Raise ``SessionError`` when an optimizer never had a parameter with a gradient: it trained nothing."""
+        if self.unfed:
+            names = ", ".join(f"optimizer {number} ({type(self._optimizers[number]).__name__})" for number in sorted(self.unfed))
+            raise SessionError("training", found=f"no parameter of {names} ever got a gradient", remedy="build it from the model that the loss uses")
+
+    def sources(self) -> list[torch.Tensor]:
+        """Return the tensors whose gradients a step uses, each once: the parameters that the optimizers hold now, or what stands for them."""
+        count = sum(len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups)
+        if count != self._held[0]:
+            self._by_group = own_limits(self._optimizers)
+            self._apart = not shared(self._optimizers)
+            self._held = count, self._weights.sources() if self._weights is not None else clipping.unique_parameters(self._optimizers)
+        return self._held[1]
+
+    def _gradients(self, sources: list[torch.Tensor]) -> Gradients:
+        return Gradients([source.grad for source in sources if source.grad is not None], sharded=self._sharded)
 
     def unscale(self, window: Window) -> list[torch.Tensor]:
         """Unscale the gradients and keep their norm, from which the verdict is taken later; returns the parameters."""
-        parameters = self.parameters()
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        sources = self.sources()
+        gradients = self._gradients(sources)
         if gradients and window.unscaled_norm is None:
-            factor = 1.0 / (self._scale.value * (window.seen + 1 if window.average else 1))
-            window.unscaled_norm = clipping.total_norm(gradients) * factor
-            if factor != 1.0:
-                torch._foreach_mul_(gradients, factor)
-        return parameters
+            factor = 1.0 / (self._present_scale() * (window.seen + 1 if window.average else 1))
+            window.unscaled_norm = gradients.norm() * factor
+            gradients.multiply(factor)
+        return sources
 
-    def apply(self, parameters: list[torch.Tensor], window: Window, denominator: float | None) -> StepResult:
+    def _present_scale(self) -> float | torch.Tensor:
+        return self._scale.tensor if isinstance(self._scale, DeviceScale) else self._scale.value
+
+    def apply(self, sources: list[torch.Tensor], window: Window, denominator: float | None, *, free: bool = True) -> StepResult:
         """Unscale, clip and step, or skip.
 
         Args:
-            parameters: as ``parameters()`` returns them.
+            sources: as ``sources()`` returns them.
             window: the step in the making.
             denominator: what to divide the summed gradients by, or None.
+            free: whether gradients may be dropped as soon as they were used.
         """
-        scale = self._scale.value
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if self._ranks is not None:
+            self._ranks.settle(sources)
+        gradients = self._gradients(sources)
         if not gradients:
-            return StepResult(False, f"{NO_GRADIENTS}: 0 of {len(parameters)} parameters have gradients", None, scale, None)
+            reason = f"{NO_GRADIENTS}: 0 of {len(sources)} parameters have gradients"
+            return StepResult(False, reason, None, self._present_scale(), None, self._idle())
         by_hand = window.unscaled_norm
-        divisor = window.divisor(denominator) if by_hand is None or denominator is not None else 1.0
-        factor = 1.0 / (divisor * scale if by_hand is None else divisor)
-        multiplier: torch.Tensor | float = factor
-        norm: torch.Tensor | float | None = by_hand
+        divisor = self._divisor(window, denominator) if by_hand is None or denominator is not None else 1.0
+        sweep = Sweep(1.0 / (divisor * self._present_scale() if by_hand is None else divisor))
         if self._needs_norm:
-            present = clipping.total_norm(gradients) if factor == 1.0 else clipping.total_norm(gradients) * factor
-            norm = present if by_hand is None else by_hand
-            if self._clip_norm is not None:
-                multiplier = clipping.clip_coefficient(present, self._clip_norm, factor)
-            if self._scale.dynamic:
-                norm = verdict.read_norm(norm, self._overflow)
-                if not math.isfinite(norm):
-                    return self._skip(gradients, norm, window)
-        if isinstance(multiplier, torch.Tensor) or multiplier != 1.0:
-            torch._foreach_mul_(gradients, multiplier)
+            present = gradients.norm() if sweep.idle else gradients.norm() * sweep.factor
+            sweep.norm = present if by_hand is None else by_hand
+            if self._limits.norm is not None:
+                sweep.multiplier = clipping.clip_coefficient(present, self._limits.norm, sweep.factor)
+        if not self._scale.dynamic or sweep.norm is None:
+            return self._take(gradients, sweep, sweep.norm, free=free)
+        register = verdict.register_of(self._overflow, self._ranks)
+        if isinstance(self._scale, DeviceScale) and not self._by_group and self._deferral.possible():
+            return self._defer(self._scale, verdict.found_overflow(sweep.norm, register), gradients, sweep, window)
+        norm = verdict.read_norm(sweep.norm, register)
+        return self._take(gradients, sweep, norm, free=free) if math.isfinite(norm) else self._skip(gradients, norm, window)
+
+    def _divisor(self, window: Window, denominator: float | None) -> float:
+        own = window.divisor(denominator)
+        return own if self._ranks is None or denominator is None else self._ranks.total(own) / self._ranks.factor()
+
+    def _take(self, gradients: Gradients, sweep: Sweep, norm: torch.Tensor | float | None, *, free: bool) -> StepResult:
+        scale = self._present_scale()
+        multiplier: torch.Tensor | float = 1.0
+        if self._by_group or self._limits.value is not None:
+            gradients.multiply(sweep.factor)
+            clip_groups(self._optimizers, self._limits, self._source, sharded=self._sharded)
+        elif self._deferral.folds and not sweep.idle_multiplier:
+            self._deferral.fold(sweep.multiplier, None, gradients.device)
+        elif self._apart:
+            multiplier = sweep.multiplier
+        else:
+            gradients.multiply(sweep.multiplier)
+        idle = self._idle()
+        gradients.release()
+        self._launch(multiplier, free=free)
+        self._schedule.step()
+        if self._guard is not None:
+            self._guard.close_window()
+        self._update(gradients, overflowed=False, helpless=False)
+        return StepResult(True, "", norm, scale, False if isinstance(norm, float) else None, idle)
+
+    def _source(self, parameter: torch.Tensor) -> torch.Tensor:
+        return parameter if self._weights is None else self._weights.source(parameter)
+
+    def _launch(self, multiplier: torch.Tensor | float, *, free: bool) -> None:
+        """Step the optimizers, each of which multiplies its gradients first where that saves a pass over memory."""
         self._turn = True
         try:
             for optimizer in self._optimizers:
-                optimizer.step()
+                if self._weights is not None:
+                    self._weights.step(optimizer, multiplier)
+                elif self._block and takes_blocks(optimizer):
+                    step_in_blocks(optimizer, self._block, multiplier, free=free and self._apart)
+                else:
+                    scale_all(optimizer, multiplier)
+                    optimizer.step()
         finally:
             self._turn = False
-        for scheduler in self._schedulers:
-            scheduler.step()
-        if self._guard is not None:
-            self._guard.close_window()
-        self._scale.update(overflowed=False)
-        return StepResult(True, "", norm, scale, False if isinstance(norm, float) else None)
+            self._deferral.unfold()
 
-    def _skip(self, gradients: list[torch.Tensor], norm: float, window: Window) -> StepResult:
+    def _defer(self, scale: DeviceScale, found: torch.Tensor, gradients: Gradients, sweep: Sweep, window: Window) -> StepResult:
+        """Launch fused optimizers that look at the verdict themselves."""
+        self._deferral.fold(sweep.multiplier, found, gradients.device)
+        idle = self._idle()
+        self._launch(1.0, free=False)
+        if self._guard is not None:
+            self._guard.restore_where(found)
+        told = Verdict(found, scale.tensor, window.losses, helpable=window.penalized)
+        finite = torch.isfinite(torch.stack([loss.float().reshape(()) for loss in window.losses])).all()
+        scale.update(found, torch.zeros_like(found) if window.penalized else ~finite)
+        self._schedule.defer(found, scale.streak_tensor)
+        return StepResult(told, grad_norm=sweep.norm, idle=idle)
+
+    def _skip(self, gradients: Gradients, norm: float, window: Window) -> StepResult:
         told = self._overflow is not None or window.unscaled_norm is not None
-        reason = verdict.skip_reason(window.losses, gradients, told=told)
+        reason = verdict.skip_reason(window.losses, gradients.tensors, told=told, helpable=window.penalized)
+        if self._ranks is not None:
+            reason = self._ranks.first_of(SKIP_REASONS, reason)
         if self._guard is not None:
             self._guard.restore()
-        scale = self._scale.value
-        self._scale.update(overflowed=True)
-        return StepResult(False, reason, norm, scale, True)
+        scale = self._present_scale()
+        self._update(gradients, overflowed=True, helpless=reason == FORWARD_NONFINITE)
+        return StepResult(False, reason, norm, scale, True, self._idle())
+
+    def _update(self, gradients: Gradients, *, overflowed: bool, helpless: bool) -> None:
+        if isinstance(self._scale, DeviceScale):
+            self._scale.update(torch.tensor(overflowed, device=gradients.device), torch.tensor(helpless, device=gradients.device))
+        else:
+            self._scale.update(overflowed=overflowed, helpless=helpless)
+
+    def _idle(self) -> tuple[str, ...]:
+        """Return a line for each optimizer without a gradient, and remember which ones ever had one."""
+        if len(self._optimizers) == 1 and not self.unfed:
+            return ()
+        lines = []
+        for number, optimizer in enumerate(self._optimizers):
+            held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            if any(self._source(parameter).grad is not None for parameter in held):
+                self.unfed.discard(number)
+            else:
+                lines.append(f"optimizer {number} ({type(optimizer).__name__}): 0 of {len(held)} parameters have gradients")
+        return tuple(lines)
+
+
+class Sweep:
+    """What one sweep does to the gradients.
+
+    Args:
+        factor: inverse of loss scale and divisor; a scalar tensor where the scale lives on the device.
+
+    Attributes:
+        multiplier: the factor, times the clipping coefficient where one norm is clipped.
+        norm: norm of the unscaled gradients, or None.
+    """
+
+    __slots__ = ("factor", "multiplier", "norm")
+
+    def __init__(self, factor: float | torch.Tensor) -> None:
+        self.factor = factor
+        self.multiplier = factor
+        self.norm: torch.Tensor | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether the factor is 1."""
+        return isinstance(self.factor, float) and self.factor == 1.0
+
+    @property
+    def idle_multiplier(self) -> bool:
+        """Whether the multiplier is 1."""
+        return isinstance(self.multiplier, float) and self.multiplier == 1.0

@@ -79,6 +79,19 @@ class BufferGuard:
         self._marks = {name: place.mark() for name, place in self._places.items()}
 
     @torch.no_grad()
+    def restore_where(self, found: torch.Tensor) -> None:
+        """Put the copies back where the device says that the step is skipped; reads nothing.
+
+        Args:
+            found: scalar bool tensor on the device.
+        """
+        for name, copy in self._copies.items():
+            place = self._places[name]
+            if place.tensor.shape == copy.shape and place.tensor.dtype == copy.dtype:
+                place.tensor.copy_(torch.where(found, copy, place.tensor))
+                self._marks[name] = place.mark()
+
+    @torch.no_grad()
     def restore(self) -> list[str]:
         """Put the copies back; returns the names of the restored buffers."""
         for name, copy in self._copies.items():

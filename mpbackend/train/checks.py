@@ -5,13 +5,22 @@ from __future__ import annotations
 import inspect
 import operator
 import os
-from collections.abc import Sequence
-from typing import Any
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mpbackend.decisions import steps_natively
 from mpbackend.errors import SessionError
 from mpbackend.formats import FORMATS
+
+if TYPE_CHECKING:
+    from mpbackend.planning import Plan
+    from mpbackend.recipe import Recipe
+
+NAMED = 3
+"""Parameters that a refusal names at most."""
 
 
 def check_options(fence: object, record: object, seed: object) -> int | None:
@@ -32,6 +41,20 @@ def check_options(fence: object, record: object, seed: object) -> int | None:
         return operator.index(seed)  # type: ignore[arg-type] # whatever counts as a whole number
     except TypeError:
         raise SessionError(f"prepare(seed={seed!r})", found="not a whole number") from None
+
+
+def check_stateful(stateful: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the user's objects to save and load, checked.
+
+    Raises:
+        SessionError: one cannot tell or take its state.
+    """
+    found = dict(stateful or {})
+    for name, item in found.items():
+        missing = [method for method in ("state_dict", "load_state_dict") if not callable(getattr(item, method, None))]
+        if missing or not isinstance(name, str) or not name:
+            raise SessionError(f"prepare(stateful={{{name!r}: ...}})", found=f"{type(item).__name__} has no {missing[0]}()" if missing else "not a name")
+    return found
 
 
 def check_schedulers(schedulers: Sequence[Any]) -> None:
@@ -64,21 +87,96 @@ def check_optimizers(optimizers: Sequence[torch.optim.Optimizer], model: torch.n
 
 
 def check_model(model: torch.nn.Module, device: torch.device, params: str, compute: str) -> None:
-    """Refuse a model whose parameters are elsewhere, not there yet, or not in the format of the recipe.
+    """Refuse a model whose parameters are elsewhere, not there yet, or in a format that the recipe neither keeps nor makes.
+
+    Args:
+        model: the model.
+        device: where it must be.
+        params: format that the recipe keeps parameters in; a 16-bit one is made of fp32 parameters by the session.
+        compute: format of its matrix products.
 
     Raises:
-        SessionError: names the parameter or module.
+        SessionError: names the parameters or the module.
     """
-    wanted = FORMATS[params].torch_dtype
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) is True and isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
             raise SessionError("prepare()", found=f"{name or 'the model'} has sparse gradients", remedy="build it with sparse=False")
+    accepted = {getattr(torch, str(FORMATS[name].torch_dtype)) for name in (params, "fp32")}
+    misfits: list[tuple[str, torch.dtype]] = []
     for name, parameter in model.named_parameters():
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
             raise SessionError("prepare()", found=f"parameter {name} is not initialized", remedy="run one forward pass of the lazy modules first")
         if parameter.device.type != device.type:
             raise SessionError("prepare()", found=f"parameter {name} is on {parameter.device}", remedy=f"model.to({str(device)!r}) first")
-        real = parameter.is_floating_point()
-        if parameter.is_complex() or (real and str(parameter.dtype) != f"torch.{wanted}"):
-            remedy = f"model.to(torch.{wanted}): the recipe computes in {compute} by itself"
-            raise SessionError("prepare()", found=f"parameter {name} is {parameter.dtype}, the recipe keeps {wanted}", remedy=remedy)
+        if parameter.is_complex() or (parameter.is_floating_point() and parameter.dtype not in accepted):
+            misfits.append((name, parameter.dtype))
+    if misfits:
+        shown = ", ".join(f"{name} is {dtype}" for name, dtype in misfits[:NAMED])
+        more = f" and {len(misfits) - NAMED} more" if len(misfits) > NAMED else ""
+        found = f"{'parameters' if len(misfits) > 1 else 'parameter'} {shown}{more}; the recipe keeps {params}"
+        raise SessionError("prepare()", found=found, remedy=remedy_for(misfits[0][1], params, compute))
+
+
+def remedy_for(found: torch.dtype, params: str, compute: str) -> str:
+    """Return what to do about parameters in a format that a recipe does not keep."""
+    masters = {torch.float16: "fp16-master", torch.bfloat16: "bf16-master"}.get(found)
+    if params == "fp32" and masters is not None:
+        return f"recipe {masters!r} trains them with fp32 masters; or model.float(): the recipe computes in {compute} by itself"
+    if params == "fp32":
+        return f"model.float(): the recipe computes in {compute} by itself"
+    return f"model.float() first: the session makes {params} of fp32 parameters and keeps buffers"
+
+
+def check_eps(optimizers: Sequence[torch.optim.Optimizer], recipe: Recipe) -> None:
+    """Refuse an ``eps`` that is zero where it is added: dividing by the root of a vanished second moment would give infinity.
+
+    Args:
+        optimizers: the optimizers.
+        recipe: the effective recipe; its arithmetic is fp32 unless the optimizers update 16-bit parameters by themselves.
+
+    Raises:
+        SessionError: names the optimizer, the format and the smallest ``eps`` that it holds.
+    """
+    for role, fmt in (
+        ("updates", FORMATS[recipe.params if steps_natively(recipe) else "fp32"]),
+        ("optimizer.exp_avg_sq", FORMATS[recipe.optimizer.exp_avg_sq]),
+    ):
+        for optimizer in optimizers:
+            for index, group in enumerate(optimizer.param_groups):
+                values = group.get("eps")
+                for eps in values if isinstance(values, (tuple, list)) else (values,):
+                    if isinstance(eps, float) and 0 < eps <= fmt.smallest_subnormal / 2:  # ties to even: half of it is zero
+                        found = f"eps {eps:g} of group {index} is 0 in {fmt}, the format of {role}"
+                        remedy = f"give an eps of {fmt.smallest_subnormal:.1e} or more, or keep {role} in fp32: a master and fp32 moments"
+                        raise SessionError(f"prepare() with {type(optimizer).__name__}", found=found, remedy=remedy)
+
+
+def warn_of_lost_precision(plan: Plan, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Warn of updates that the recipe loses: of weights without anything that keeps them, and of second moments that hardly move.
+
+    A second moment v moves by (1 - beta2)(g^2 - v). While g^2 is near v that is below half a spacing of v, so that v stands still: in a format with m fraction
+    bits half a spacing is from 2^-(m+2) to 2^-(m+1) of v.
+
+    Args:
+        plan: the plan.
+        optimizers: the optimizers; ``betas`` of their groups are read.
+    """
+    for decision in plan.decisions:
+        if decision.role == "params" and decision.grant == "warned":
+            warnings.warn(f"{plan.granted}: {decision.reason}", stacklevel=3)
+    fmt = FORMATS[plan.effective.optimizer.exp_avg_sq]
+    least = fmt.eps / 2
+    for optimizer in optimizers:
+        decays = {decay for group in optimizer.param_groups if (decay := second_decay(group)) is not None}
+        slow = sorted(decay for decay in decays if 1 - decay < least)
+        if slow:
+            found = f"beta2 {slow[-1]:g} moves a second moment in {fmt} by {1 - slow[-1]:.1e} of the difference"
+            remedy = f"half a spacing is up to {least:.1e} of it, so it hardly moves; keep optimizer.exp_avg_sq=fp32"
+            warnings.warn(f"{type(optimizer).__name__}: {found}, {remedy}", stacklevel=3)
+
+
+def second_decay(group: dict[str, Any]) -> float | None:
+    """Return the decay of the second moment of a parameter group; None where it has none."""
+    betas = group.get("betas")
+    decay = betas[1] if isinstance(betas, (tuple, list)) and len(betas) > 1 else None
+    return float(decay) if isinstance(decay, (int, float)) else None

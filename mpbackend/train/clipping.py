@@ -6,7 +6,8 @@ unscaling first and ``torch.nn.utils.clip_grad_norm_`` afterwards, because multi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
@@ -40,16 +41,16 @@ def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     return torch.linalg.vector_norm(torch.stack(norms)) if len(norms) > 1 else norms[0]
 
 
-def clip_coefficient(norm: torch.Tensor, clip_norm: float, factor: float) -> torch.Tensor:
+def clip_coefficient(norm: torch.Tensor, clip_norm: float, factor: float | torch.Tensor) -> torch.Tensor:
     """Return the factor that unscales and clips at once: ``factor * min(1, clip_norm / (norm + 1e-6))``.
 
     Args:
         norm: norm of the unscaled gradients, scalar tensor.
         clip_norm: largest norm to keep, > 0.
-        factor: inverse of the loss scale times the averaging divisor.
+        factor: inverse of the loss scale times the averaging divisor; a number, or a scalar tensor where the scale lives on the device.
     """
     coefficient = torch.clamp(clip_norm / (norm + EPS), max=1.0)
-    return coefficient if factor == 1.0 else coefficient * factor
+    return coefficient if isinstance(factor, float) and factor == 1.0 else coefficient * factor
 
 
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
@@ -57,7 +58,29 @@ def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
     return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
-def check_clip_norm(clip_norm: float | None) -> None:
-    """Check a clipping norm; ``SessionError`` unless it is None or a finite number > 0."""
-    if clip_norm is not None and not 0 < clip_norm < float("inf"):
-        raise SessionError(f"clip_norm = {clip_norm!r}", found="not a finite number above 0", remedy="leave it out for no clipping")
+class Limits(NamedTuple):
+    """How gradients are clipped: to an L2 norm, or each element to an absolute value; None for neither."""
+
+    norm: float | None = None
+    value: float | None = None
+
+
+def limits_of(group: Mapping[str, Any]) -> Limits | None:
+    """Return the limits that a parameter group brings in ``clip_norm`` and ``clip_value``; None when it brings neither.
+
+    Raises:
+        SessionError: one is no finite number above 0, or both are there.
+    """
+    if "clip_norm" not in group and "clip_value" not in group:
+        return None
+    return check_limits(group.get("clip_norm"), group.get("clip_value"))
+
+
+def check_limits(clip_norm: float | None, clip_value: float | None) -> Limits:
+    """Return limits, checked; ``SessionError`` unless each is None or a finite number > 0, and at most one is given."""
+    for name, limit in (("clip_norm", clip_norm), ("clip_value", clip_value)):
+        if limit is not None and not 0 < limit < float("inf"):
+            raise SessionError(f"{name} = {limit!r}", found="not a finite number above 0", remedy="leave it out for no clipping")
+    if clip_norm is not None and clip_value is not None:
+        raise SessionError("clip_norm and clip_value", found="both are given, and their order would matter", remedy="give one of them")
+    return Limits(clip_norm, clip_value)

@@ -14,16 +14,16 @@ import torch
 
 from mpbackend.errors import MpbackendError, SessionError
 from mpbackend.observe.record import StepRow, to_number
+from mpbackend.train.step import StepResult, read_scalars
 
 if TYPE_CHECKING:
     from mpbackend.backend import Clock
-    from mpbackend.train.step import StepResult
     from mpbackend.train.window import Window
 
 FLUSH_STEPS = 50
 FLUSH_SECONDS = 5.0
 KEPT_ROWS = 4096
-"""Rows kept for ``drain()``; older ones are dropped when nobody drains."""
+"""Rows kept for ``drain()``, read or not; older ones are dropped when nobody drains or records."""
 
 
 LearningRate = float | torch.Tensor | None
@@ -35,9 +35,7 @@ class Pending(NamedTuple):
     step: int
     losses: list[torch.Tensor]
     grad_norm: torch.Tensor | float | None
-    scale: float
-    stepped: bool
-    reason: str
+    outcome: StepResult
     lr: LearningRate
     mark: Any
     samples: int
@@ -47,8 +45,7 @@ class Pending(NamedTuple):
     @classmethod
     def of(cls, step: int, window: Window, result: StepResult, lr: LearningRate, mark: Any, samples: int, tokens: int) -> Pending:
         """Return the row of a finished step."""
-        parts = (step, window.losses, result.grad_norm, result.loss_scale, result.stepped, result.reason, lr, mark, samples, tokens, window.seen)
-        return cls(*parts)
+        return cls(step, window.losses, result.grad_norm, result, lr, mark, samples, tokens, window.seen)
 
 
 def learning_rate(optimizers: Sequence[torch.optim.Optimizer]) -> LearningRate:
@@ -75,7 +72,7 @@ class Journal:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._pending: list[Pending] = []
+        self._pending: deque[Pending] = deque(maxlen=KEPT_ROWS)
         self._ready: deque[StepRow] = deque(maxlen=KEPT_ROWS)
         self._last_mark: Any = None
         self._warned = False
@@ -102,7 +99,7 @@ class Journal:
 
     def read(self) -> list[StepRow]:
         """Read every pending row from the device in one batch and return them; they also wait for ``drain``."""
-        pending, self._pending = self._pending, []
+        pending, self._pending = self._pending, deque(maxlen=KEPT_ROWS)
         self._flushed_at = time.monotonic()
         if not pending:
             return []
@@ -113,7 +110,7 @@ class Journal:
         if taken is not None and not self._warned:
             self._warned = True
             found = f"step {taken} was taken although its loss or gradient norm is inf or NaN"
-            warnings.warn(f"{found}: without dynamic loss scaling nothing skips it, and the weights may be lost", stacklevel=3)
+            warnings.warn(f"{found}: only dynamic loss scaling skips a step, and only for its gradients; the weights may be lost", stacklevel=3)
         return rows
 
     def _finish(self, row: Pending, values: Iterator[float]) -> StepRow:
@@ -121,6 +118,9 @@ class Journal:
         norm = next(values) if isinstance(row.grad_norm, torch.Tensor) else row.grad_norm
         lr = next(values) if isinstance(row.lr, torch.Tensor) else row.lr
         loss = sum(losses) / max(row.micro_batches, 1) if losses else None
+        verdict = row.outcome.verdict
+        if verdict is not None and verdict.tensors:
+            verdict.settle([next(values) for _ in verdict.tensors])
         ms = None if self._last_mark is None else self._clock.elapsed_ms(self._last_mark, row.mark)
         self._last_mark = row.mark
         nonfinite = any(value is not None and not math.isfinite(value) for value in (loss, norm))
@@ -128,9 +128,9 @@ class Journal:
             step=row.step,
             loss=None if loss is None else to_number(loss),
             grad_norm=None if norm is None else to_number(norm),
-            scale=row.scale,
-            stepped=row.stepped,
-            reason=row.reason,
+            scale=row.outcome.loss_scale,
+            stepped=row.outcome.stepped,
+            reason=row.outcome.reason,
             nonfinite=nonfinite,
             lr=None if lr is None else to_number(lr),
             ms=None if ms is None else to_number(ms),
@@ -151,12 +151,5 @@ def tensors_of(row: Pending) -> Iterator[torch.Tensor]:
     for value in (row.grad_norm, row.lr):
         if isinstance(value, torch.Tensor):
             yield value
-
-
-def read_scalars(tensors: list[torch.Tensor]) -> list[float]:
-    """Read scalar tensors with one transfer."""
-    if not tensors:
-        return []
-    dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
-    values: list[float] = torch.stack([tensor.detach().to(dtype).reshape(()) for tensor in tensors]).tolist()
-    return values
+    if row.outcome.verdict is not None:
+        yield from row.outcome.verdict.tensors

@@ -22,11 +22,11 @@ from mpbackend.train.data import weights_fingerprint
 if TYPE_CHECKING:
     from mpbackend.backend import Backend
     from mpbackend.planning import Plan
+    from mpbackend.train.distributed import Ranks
+    from mpbackend.train.weights import WorkingWeights
 
 OBSERVE_EVERY = 1000
 """Steps between observations of dispatched operations, saved activations and held formats; the first step is always observed."""
-
-NOTHING_SEEN = {"communication": "none, one process"}
 
 SwitchReport = Callable[[], Mapping[str, Mapping[str, str]]]
 
@@ -43,6 +43,8 @@ class Recording:
         switches: reports the state of the fence.
         seed: seed of the run, or None.
         settings: how the session was prepared.
+        weights: what stands between the parameters and the optimizers, or None.
+        ranks: the ranks of the run, or None for one process.
 
     Attributes:
         observing: whether the present step is observed.
@@ -59,6 +61,8 @@ class Recording:
         switches: SwitchReport,
         seed: int | None,
         settings: Mapping[str, str],
+        weights: WorkingWeights | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._plan = plan
         self._switches = switches
@@ -72,7 +76,9 @@ class Recording:
         self._classes: dict[str, ClassReading] = {name: ClassReading(asked=asked) for name, asked in asked_classes(plan.effective.flat()).items()}
         self._level = next((decision.level for decision in plan.decisions if decision.role == "compute.forward"), "")
         self._compute = ComputeReading(level=self._level)
-        self._settings = dict(settings)
+        self._settings = {**settings, "communication": "none, one process" if ranks is None else ranks.communication}
+        self._working = weights
+        self._lost = {"lost_updates": 0, "sampled_updates": 0}
         self._steps = 0
         self._held = [*model.parameters(), *model.buffers()]
         self._observe()
@@ -81,6 +87,8 @@ class Recording:
         self._writer = RecordWriter(folder)  # last: nothing is written when anything above fails
 
     def _observe(self) -> None:
+        if self._working is not None:
+            self._working.sample = True
         self._observer = Observer()
         self._activations = SavedActivations(self._held)
 
@@ -94,7 +102,9 @@ class Recording:
         """Read what an observed step held, before its gradients are cleared; a skipped step is observed again."""
         self._steps += 1
         if self.observing and stepped:
-            observed = observed_classes(model, optimizers, self._activations.bytes)
+            weights = self._working
+            observed = observed_classes(model, optimizers, self._activations.bytes, state=() if weights is None else weights.held())
+            self._count_lost(None if weights is None else weights.take_lost())
             self._classes = {name: ClassReading(asked=reading.asked, observed=observed.get(name, {})) for name, reading in self._classes.items()}
             seen = self._observer.summary()
             self._warn_of_other_formats(seen.shares)
@@ -105,6 +115,14 @@ class Recording:
         self.observing = self._steps % OBSERVE_EVERY == 0 or (self.observing and not stepped)
         if self.observing:
             self._observe()
+
+    def _count_lost(self, taken: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+        """Add the lost updates of an observed step, and say when most of them are."""
+        if taken is None:
+            return
+        lost, considered = torch.stack(taken).tolist()
+        self._lost["lost_updates"] += lost
+        self._lost["sampled_updates"] += considered
 
     def _unseen_layers(self, shares: Mapping[str, float]) -> tuple[str, ...]:
         """Return what to name as uncounted: converted layers whose products go past torch's dispatcher, so that no operation was seen in their format."""
@@ -119,7 +137,7 @@ class Recording:
             seen = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
             warnings.warn(f"the plan computes in {planned}; step {self._steps} was observed in {seen}", stacklevel=5)
 
-    def write(self, rows: Iterable[StepRow], data_fingerprint: str) -> None:
+    def write(self, rows: Iterable[StepRow], data_fingerprint: str, counters: Mapping[str, int]) -> None:
         """Append finished rows and replace ``record.json``."""
         finished = list(rows)
         self._writer.append(finished)
@@ -141,6 +159,7 @@ class Recording:
                 memory={"allocated": memory.allocated, "peak": memory.peak},
                 memory_basis=memory.basis,
                 totals=self._totals,
+                counters={**counters, **(self._lost if self._lost["sampled_updates"] else {})},
             )
         )
 
@@ -148,12 +167,13 @@ class Recording:
         """Return the five classes, asked and observed, and the effective compute format, as aligned text."""
         lines = [f"{'class':<16} {'asked':<28} observed"]
         for name, reading in self._classes.items():
-            seen = ", ".join(f"{fmt} {size:,} B" for fmt, size in sorted(reading.observed.items())) or NOTHING_SEEN.get(name, "none")
+            seen = ", ".join(f"{fmt} {size:,} B" for fmt, size in sorted(reading.observed.items())) or "none"
             lines.append(f"{name:<16} {reading.asked:<28} {seen}")
         shares = ", ".join(f"{fmt} {share:.1%}" for fmt, share in self._compute.shares.items()) or "no matrix product seen"
         if self._compute.uncounted:
             shares = f"unknown: {', '.join(self._compute.uncounted)} cannot be counted"
         level = "" if self._level in ("native", "library") else f" ({self._level})"
+        lines[-1] = f"{'communication':<16} {self._classes['communication'].asked:<28} {self._settings['communication']}"
         lines.append(f"{'compute':<16} {self._plan.effective.compute.forward + level:<28} {shares}")
         return "\n".join(lines)
 

@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mpbackend.errors import SessionError
-from mpbackend.observe.record import StepRow
 from mpbackend.train import state
 from mpbackend.train.around import Around
 from mpbackend.train.autocast import ForwardContext
-from mpbackend.train.boundary import Boundary, Scheduler
+from mpbackend.train.backward import Backward
+from mpbackend.train.boundary import Boundary
 from mpbackend.train.buffers import BufferGuard
-from mpbackend.train.data import DataWatch
-from mpbackend.train.journal import Journal, LearningRate, Pending, learning_rate, notes_on
-from mpbackend.train.loss_scale import LossScale
+from mpbackend.train.clipping import Limits
+from mpbackend.train.deferral import choose_scale
+from mpbackend.train.gradient_marks import GradientMarks
+from mpbackend.train.journal import learning_rate, notes_on
+from mpbackend.train.patience import Patience
+from mpbackend.train.penalty import unscaled_gradients
+from mpbackend.train.schedule import Schedule, Scheduler
+from mpbackend.train.session_record import SessionRecord
 from mpbackend.train.step import StepResult
 from mpbackend.train.window import Window
 
@@ -33,13 +38,14 @@ if TYPE_CHECKING:
 
     from mpbackend.backend import Backend
     from mpbackend.planning import Plan
+    from mpbackend.train.distributed import Ranks
     from mpbackend.train.recording import Recording
+    from mpbackend.train.weights import WorkingWeights
 
-BatchT = TypeVar("BatchT")
 NOTHING = nullcontext()
 
 
-class Session:
+class Session(SessionRecord):
     """One training run under one plan. Made by ``Target.prepare``; use it as a context manager.
 
     Args:
@@ -48,18 +54,20 @@ class Session:
         plan: a plan that an installed plugin runs.
         backend: that plugin's backend.
         autocast_dtype: dtype of autocast; None for fp32.
-        clip_norm: largest gradient norm, or None.
-        micro_batches: micro-batches a step.
+        limits: how gradients are clipped.
         average: divide the summed gradients by the micro-batches seen.
         schedulers: stepped after every taken step.
         recording: writes the record, or None.
+        conversion: one row per layer that the plan changes: layer, action, reason.
         resources: what to undo on close: fence, policy.
+        weights: what stands between the parameters and the optimizers, or None.
+        ranks: the ranks of the run, or None for one process.
+        stateful: the user's own objects to save and load with the session.
 
     Attributes:
         plan: the plan.
-        conversion: one row per layer that the plan changes: layer, action, reason.
-        steps: steps so far, skipped ones included.
-        segment: how often the run was resumed.
+        conversion: as the argument.
+        loss_scale: the state of loss scaling.
     """
 
     def __init__(
@@ -70,49 +78,52 @@ class Session:
         backend: Backend,
         *,
         autocast_dtype: torch.dtype | None,
-        clip_norm: float | None,
+        limits: Limits,
         average: bool,
         schedulers: Sequence[Scheduler],
         recording: Recording | None,
         conversion: Sequence[Mapping[str, str]],
         resources: ExitStack,
+        weights: WorkingWeights | None = None,
+        ranks: Ranks | None = None,
+        stateful: Mapping[str, Any] | None = None,
     ) -> None:
-        self.model = model
-        self.optimizers = tuple(optimizers)
+        super().__init__(model, optimizers, backend.clock(plan.device), recording)
         self.schedulers = tuple(schedulers)
         self.plan = plan
         self.conversion = tuple(conversion)
-        self.steps = 0
-        self.segment = 0
-        self.loss_scale = LossScale(plan.effective.loss_scale)
+        self.weights = weights
+        self.ranks = ranks
+        self.stateful = dict(stateful or {})
+        on_device = weights is None and not (ranks is not None and ranks.sharded)
+        self.loss_scale = choose_scale(plan.effective.loss_scale, self.optimizers, on_device=on_device)
         self._window = Window(plan.micro_batches, average=average)
-        self._recording = recording
-        self._clock = backend.clock(plan.device)
-        self._overflow = backend.overflow(plan.device)
-        self._around = Around(backend, plan, recording)
-        self._data = DataWatch()
-        self._journal = Journal(self._clock)
+        overflow = backend.overflow(plan.device)
+        self._around = Around(backend, plan, recording, ranks)
         self._guard = BufferGuard(model) if self.loss_scale.dynamic else None
+        self._schedule = Schedule(self.schedulers)
         self._end = Boundary(
             self.optimizers,
-            self.schedulers,
+            self._schedule,
             self.loss_scale,
-            clip_norm=clip_norm,
+            limits=limits,
             needs_norm=recording is not None,
-            overflow=self._overflow,
+            overflow=overflow,
             guard=self._guard,
+            weights=weights,
+            ranks=ranks,
+            block=getattr(backend, "update_block", 0),
         )
+        self._marks = GradientMarks(model)
+        self._patience = Patience(model, plan.effective.loss_scale.patience)
+        self._backward = Backward(plan.device.type, self.loss_scale, overflow, self._around, self._patience, self.count)
         self._guarding = False
-        self._needs_autocast = autocast_dtype is not None
-        self._forward = ForwardContext(plan.device.type, autocast_dtype, lambda: self._around.make("forward"))
+        self._needs_autocast = autocast_dtype is not None or (ranks is not None and plan.micro_batches > 1)
+        self._forward = ForwardContext(plan.device.type, autocast_dtype, lambda: self._around.make("forward", self._patience.diagnosis, self._window))
         for optimizer in self.optimizers:
             resources.callback(optimizer.register_step_pre_hook(self._end.check_turn).remove)
         self._release = weakref.finalize(self, resources.close)
         self._closed = False
-
-    def watch(self, loader: Iterable[BatchT]) -> Iterator[BatchT]:
-        """Yield the batches of ``loader`` unchanged; count samples and tokens, and fingerprint the data."""
-        return self._data.watch(loader)
 
     def autocast(self) -> AbstractContextManager[None]:
         """Return the context of a forward pass; usable from any thread, and nested. Under fp32 it turns an outer autocast off."""
@@ -123,52 +134,75 @@ class Session:
         return self._forward
 
     def backward(self, loss: torch.Tensor, *, retain_graph: bool = False) -> None:
-        """Run the backward pass of a scalar loss, scaled as planned.
+        """Run the backward pass of a scalar loss, scaled as planned. An autocast that is open is closed meanwhile, and counted in the record.
 
         Args:
             loss: scalar; a 16-bit loss is scaled in fp32.
             retain_graph: as in ``torch.Tensor.backward``.
 
         Raises:
-            SessionError: the forward pass was not under ``autocast()``, the loss is no scalar or elsewhere, the gradients were already unscaled, or the
-                session is closed.
+            SessionError: the forward pass was not under ``autocast()``, the loss is no scalar, has no graph or is elsewhere, somebody else touched the
+                gradients, they were already unscaled, or the session is closed.
         """
         self._check_open("backward()")
         if self._needs_autocast and not self._forward.used:
             found = f"the recipe computes in {self.plan.effective.compute.forward}, but autocast() was not entered for this micro-batch"
             raise SessionError("backward()", found=found, remedy="compute the loss inside `with session.autocast():`")
-        first = self._window.empty
-        loss = self._window.add(loss, self.plan.device)
-        scale = self.loss_scale.value
-        if scale != 1.0:
-            loss = (loss if loss.dtype in (torch.float32, torch.float64) else loss.float()) * scale
-        if self._overflow is not None and first:
-            self._overflow.clear()
-        with self._around.make("backward") or NOTHING:
-            loss.backward(retain_graph=retain_graph)
+        sources, window = self._end.sources(), self._window
+        if window.empty:
+            self._marks.check_clean(sources)
+        else:
+            self._marks.check("backward()", sources, scaled=self.loss_scale.settings.mode != "none")
+        first = window.empty
+        self._backward.run(window.add(loss, self.plan.device), lambda: self._drop(sources), retain_graph=retain_graph, first=first)
+        if self.ranks is not None:
+            self.ranks.went_backward()
+        self._marks.take(sources)
 
-    def step(self, *, denominator: float | None = None) -> StepResult:
+    def grad(
+        self,
+        outputs: torch.Tensor | Sequence[torch.Tensor],
+        inputs: torch.Tensor | Sequence[torch.Tensor],
+        *,
+        create_graph: bool = True,
+        allow_unused: bool = False,
+    ) -> tuple[torch.Tensor, ...]:
+        """Return gradients to build a loss from, for example a gradient penalty: taken under the loss scale and divided by it.
+
+        Args:
+            outputs: tensors of any shape; the gradient is that of their sum.
+            inputs: what to differentiate by.
+            create_graph: whether the gradients can be part of a loss.
+            allow_unused: zeros for inputs that the outputs do not depend on, instead of an error.
+        """
+        self._check_open("grad()")
+        self._window.penalized = self.loss_scale.dynamic
+        return unscaled_gradients(outputs, inputs, self._backward.scale, create_graph=create_graph, allow_unused=allow_unused)
+
+    def step(self, closure: object = None, *, denominator: float | None = None) -> StepResult:
         """Finish a micro-batch; at the boundary unscale, clip and step the optimizers, or say why not.
 
         Args:
-            denominator: divide the summed gradients by this global count, for example tokens over all micro-batches.
+            closure: refused: it would run backward behind the session's back.
+            denominator: divide the summed gradients by this count, for example tokens over all micro-batches; of several ranks each gives its own.
 
         Returns:
             What was done. Gradients are cleared after a taken or a skipped step.
 
         Raises:
-            SessionError: called inside an autocast, before ``backward()``, with a bad denominator, or after ``close()``.
+            SessionError: called inside an autocast, before ``backward()``, with a closure or a bad denominator, after ``close()``, or when steps were skipped
+                in a row without a chance to recover; names where the first non-finite value came from.
         """
         self._check_open("step()")
-        if self._forward.entered or torch.is_autocast_enabled(self.plan.device.type):
-            where = "session.autocast()" if self._forward.entered else "torch.autocast"
-            raise SessionError("step()", found=f"called inside {where}", remedy="leave the context before step()")
+        if closure is not None:
+            raise SessionError("step(closure)", found="a closure, which runs backward several times", remedy="call session.backward(loss), then session.step()")
+        self._forward.check_left("step()")
         window = self._window
         window.divisor(denominator)
         window.finish_micro_batch()
         self._forward.used = False
         if window.seen < window.micro_batches:
-            return StepResult(False, f"accumulating {window.seen}/{window.micro_batches}", None, self.loss_scale.value, None)
+            return StepResult(False, f"accumulating {window.seen}/{window.micro_batches}", None, self._backward.scale, None)
         return self._close_window(denominator)
 
     def flush(self, *, denominator: float | None = None) -> StepResult | None:
@@ -192,61 +226,40 @@ class Session:
         if not window.open or not window.last:
             found = f"micro-batch {window.seen + 1} of {window.micro_batches}" + ("" if window.open else " without a backward()")
             raise SessionError("unscale()", found=found, remedy="call it after the backward() of the last micro-batch, before step()")
+        self._marks.check("unscale()", self._end.sources(), scaled=self.loss_scale.settings.mode != "none")
+        self._marks.forget()
         return self._end.unscale(window)
 
     def _close_window(self, denominator: float | None) -> StepResult:
-        parameters = self._end.parameters()
+        sources = self._end.sources()
+        self._marks.check("step()", sources, scaled=self.loss_scale.settings.mode != "none")
+        self._schedule.settle()
         lr = learning_rate(self.optimizers)
         try:
-            return self._finish(self._end.apply(parameters, self._window, denominator), lr)
+            free = self._recording is None or not self._recording.observing
+            result = self.finish_step(self._end.apply(sources, self._window, denominator, free=free), self._window, lr)
         finally:  # whatever an optimizer or a scheduler raises, no gradient is used twice
-            for parameter in parameters:
-                parameter.grad = None
-            self._window.reset()
-            self._guarding = False
-
-    def _finish(self, result: StepResult, lr: LearningRate) -> StepResult:
-        self.steps += 1
-        samples, tokens = self._data.take()
-        if self._recording is not None:
-            self._recording.finish_step(self.model, self.optimizers, stepped=result.stepped)
-        due = self._journal.add(Pending.of(self.steps, self._window, result, lr, self._clock.mark(), samples, tokens))
-        if due or (self._recording is not None and (self.steps == 1 or result.nonfinite)):
-            self.write_record()
+            self._drop(sources)
+        self._patience.check(self.loss_scale, self._schedule, result)
         return result
+
+    def _drop(self, sources: Sequence[torch.Tensor]) -> None:
+        for source in sources:
+            source.grad = None
+        if self.ranks is not None:
+            self.ranks.drop()
+        self._window.reset()
+        self._marks.forget()
+        self._guarding = False
 
     def _check_open(self, asked: str) -> None:
         if self._closed:
             raise SessionError(asked, found="the session is closed", remedy="prepare a new one")
 
-    def log(self, **metrics: float) -> None:
-        """Add metrics by name to the row of the step that is being built; a tensor is read at once. ``SessionError`` when one is no number."""
-        self._journal.log(self.steps + 1, metrics)
-
-    def drain(self) -> Iterator[StepRow]:
-        """Yield a row of plain numbers for every finished step that was not drained yet; reads the device once."""
-        self.write_record()
-        return self._journal.drain()
-
-    def write_record(self) -> None:
-        """Read the pending rows in one transfer and, when recording, write them."""
-        rows = self._journal.read()
-        if self._recording is not None:
-            self._recording.write(rows, self._data.fingerprint)
-
-    def account(self) -> str:
-        """Return the five classes, asked and observed, as a table.
-
-        Raises:
-            SessionError: nothing was observed: no record was asked for, or no step was made.
-        """
-        if self._recording is not None and self.steps:
-            return self._recording.account()
-        raise SessionError("account()", found="no step was observed", remedy="prepare with record=..., then make one step")
-
     def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
-        """Save model, optimizers, schedulers, loss scale, counters and random state; see ``mpbackend.train.state``."""
+        """Save everything the next step depends on; see ``mpbackend.train.state``."""
         self._check_boundary("save()")
+        self._schedule.settle()
         state.save(self, path, extra or {})
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -255,13 +268,9 @@ class Session:
         if self._recording is not None and self.steps:
             raise SessionError("load()", found=f"{self.steps} steps are in the record", remedy="load before the first step, or prepare with a new record")
         self._guarding = False
-        return state.load(self, path)
-
-    def resume(self, *, steps: int, segment: int) -> None:
-        """Count on from a checkpoint, in a new segment of the record."""
-        self.steps, self.segment = steps, segment
-        if self._recording is not None:
-            self._recording.resume(segment, self.model)
+        extra = state.load(self, path)
+        self._schedule.adopt()
+        return extra
 
     def _check_boundary(self, asked: str) -> None:
         self._check_open(asked)
@@ -272,6 +281,7 @@ class Session:
         """Write what is pending and undo what ``prepare`` set; may be called twice."""
         if self._closed:
             return
+        self._schedule.settle()
         self._closed = True
         try:
             self._release()
@@ -290,3 +300,5 @@ class Session:
         if not self._window.empty:
             warnings.warn(f"{self._window.open_text} open and dropped; call session.flush() first", stacklevel=2)
         self.close()
+        if self.steps:
+            self._end.check_fed()

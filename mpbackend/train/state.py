@@ -1,216 +1,294 @@
-"""Saving and restoring a session.
+"""Saving and restoring a session: what a checkpoint holds, and in which order it goes back.
 
-A checkpoint is a folder: ``state.pt`` holds tensors and plain containers only (it is read with ``weights_only``, so nothing in it is executed), and
-``checkpoint.json`` says for people and programs what is in it. It is written under a temporary name and renamed.
+What all ranks share is written once: model, optimizers, schedulers, loss scale, masters and compensations of working weights, counters, the user's ``extra``.
+Every rank writes what is its own: generators, the position in the data, the user's stateful objects. Tensors are read back on the host, whatever device they
+came from, and everything that can be known to fail is checked before anything of the session changes; see ``mpbackend.train.checkpoint`` for the files.
 """
 
 from __future__ import annotations
 
+import copy
 import os
-import shutil
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import torch
 
 from mpbackend import __version__
-from mpbackend.errors import DocumentError, SessionError
+from mpbackend.errors import DocumentError, MpbackendError, SessionError, describe
+from mpbackend.train import checkpoint, fitting, sharded_state
+from mpbackend.train.checkpoint import CheckpointInfo, first_line
+from mpbackend.train.content import OptimizerNote, RankContent, SharedContent, decode_first, decode_rank, decode_shared, packed
+from mpbackend.train.loss_scale import checked_state
+from mpbackend.train.random_state import device_state, host_state, restore_device, restore_host
 
 if TYPE_CHECKING:
     from mpbackend.train.session import Session
 
-SCHEMA = 1
-STATE_FILE = "state.pt"
-INFO_FILE = "checkpoint.json"
-
-
-class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a checkpoint holds.
-
-    Attributes:
-        schema: version of the layout.
-        mpbackend: version that wrote it.
-        recipe: canonical text of the recipe that was asked.
-        recipe_hash: its hash.
-        device_type: torch device type that the random state belongs to.
-        step: steps so far.
-        loss_scale: present loss scale.
-    """
-
-    schema: int
-    mpbackend: str
-    recipe: str
-    recipe_hash: str
-    device_type: str
-    step: int
-    loss_scale: float
+SOME_CLASSES = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError)
+"""What the ``load_state_dict`` of models, optimizers, schedulers and the user's objects raises."""
 
 
 def save(session: Session, path: str | os.PathLike[str], extra: Mapping[str, Any]) -> None:
-    """Write a checkpoint; an older one of the same name is replaced when the new one is complete.
+    """Write a checkpoint; an older one in the same folder is the checkpoint until the new one is whole. Called on every rank.
 
     Args:
         session: the session, at a step boundary.
-        path: folder to write.
-        extra: plain values or tensors of the user's own.
+        path: folder to write, the same one for all ranks.
+        extra: plain values or tensors of the user's own; rank 0's are kept.
 
     Raises:
-        SessionError: ``extra`` or a state holds an object that cannot be read back safely.
+        SessionError: ``extra`` or a state holds an object that cannot be read back safely, or the files cannot be written; on every rank when on any.
     """
-    folder = checked_folder(path)
+    asked = f"save({str(path)!r})"
+    rank = 0 if session.ranks is None else session.ranks.rank
+    new = False
+    with together(session, asked), written(asked):
+        folder = checkpoint.checked_folder(path)
+        info = info_of(session, checkpoint.present_info(folder))
+    try:
+        with together(session, asked), written(asked):
+            if rank == 0:
+                new = not folder.exists()
+                checkpoint.make_folder(folder)
+                checkpoint.remove_unnamed(folder)
+        with together(session, asked), written(asked):
+            checkpoint.write_state(folder / info.rank_file(rank), packed(own_content(session)))
+            if rank == 0:
+                checkpoint.write_state(folder / info.shared_file(), packed(shared_content(session, extra)))
+        if info.sharded:
+            with together(session, asked), written(asked):
+                sharded_state.write(folder / info.sharded_folder(), bare(session.model), session)
+        with together(session, asked), written(asked):
+            if rank == 0:
+                checkpoint.publish(folder, info)
+    except Exception:
+        if rank == 0 and folder.exists():  # the others have finished writing: all ranks agreed that it failed
+            checkpoint.remove_unnamed(folder)
+            if new and not any(folder.iterdir()):
+                folder.rmdir()
+        raise
+
+
+def info_of(session: Session, before: CheckpointInfo | None) -> CheckpointInfo:
+    """Return what a checkpoint of a session says about itself."""
     plan = session.plan
-    info = CheckpointInfo(
-        schema=SCHEMA,
+    return CheckpointInfo(
+        schema=checkpoint.SCHEMA,
         mpbackend=__version__,
         recipe=plan.recipe,
         recipe_hash=plan.recipe_hash,
         device_type=plan.device.type,
         step=session.steps,
         loss_scale=session.loss_scale.value,
+        token=checkpoint.next_token(before, session.steps),
+        ranks=1 if session.ranks is None else session.ranks.size,
+        sharded=session.ranks is not None and session.ranks.sharded,
     )
-    content = {
-        "model": session.model.state_dict(),
-        "optimizers": [optimizer.state_dict() for optimizer in session.optimizers],
-        "schedulers": [scheduler.state_dict() for scheduler in session.schedulers],
-        "loss_scale": session.loss_scale.state_dict(),
-        "steps": session.steps,
-        "random": random_state(plan.device.type),
-        "segment": session.segment,
-        "extra": dict(extra),
-    }
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir(parents=True)
-        torch.save(content, temporary / STATE_FILE)
-        check_readable(temporary / STATE_FILE)
-        (temporary / INFO_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(info), indent=2) + b"\n")
-        replace_folder(temporary, folder)
-    except (OSError, RuntimeError) as error:
-        raise SessionError(f"save({str(path)!r})", found=first_line(error), remedy="the checkpoint that was there is untouched") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def checked_folder(path: str | os.PathLike[str]) -> Path:
-    """Return the folder to write; ``SessionError`` for what is there and is no checkpoint, so that saving never removes anything else."""
-    folder = Path(path)
-    try:
-        taken = folder.is_symlink() or (folder.exists() and not (folder / INFO_FILE).is_file())
-    except OSError as error:
-        raise SessionError(f"save({str(path)!r})", found=first_line(error)) from error
-    if taken or folder.name in ("", ".."):
-        raise SessionError(f"save({str(path)!r})", found="something is there that is no checkpoint", remedy="name a new folder")
-    return folder
+def shared_content(session: Session, extra: Mapping[str, Any]) -> SharedContent:
+    """Return what all ranks share."""
+    is_sharded = session.ranks is not None and session.ranks.sharded
+    model = bare(session.model).state_dict()
+    return SharedContent(
+        model=sharded_state.without_tensors(model) if is_sharded else model,
+        optimizers=[sharded_state.described(item) if is_sharded else item.state_dict() for item in session.optimizers],
+        schedulers=[scheduler.state_dict() for scheduler in session.schedulers],
+        optimizer_notes=[fitting.note_of(optimizer) for optimizer in session.optimizers],
+        scheduler_kinds=[type(scheduler).__name__ for scheduler in session.schedulers],
+        loss_scale=session.loss_scale.state_dict(),
+        weights=sharded_state.rest_of_weights(session) if is_sharded else whole_weights(session),
+        steps=session.steps,
+        segment=session.segment,
+        counters=dict(session.counters),
+        extra=dict(extra),
+    )
 
 
-def check_readable(path: Path) -> None:
-    """Raise ``SessionError`` when a state file holds what a safe reader refuses, so that it is found now and not at the next start."""
-    try:
-        torch.load(path, map_location="meta", weights_only=True, mmap=True)
-    except Exception as error:  # the unpickler raises several classes; each means the same here
-        raise SessionError("save()", found=f"the state cannot be read back safely: {first_line(error)}", remedy="keep tensors and plain values") from error
+def whole_weights(session: Session) -> dict[str, Any] | None:
+    """Return the state of the working weights; None without them."""
+    return None if session.weights is None else dict(session.weights.state_dict())
 
 
-def replace_folder(new: Path, folder: Path) -> None:
-    """Rename ``new`` to ``folder``, putting an existing folder aside until the new one is in place."""
-    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.rename(old)
-    try:
-        new.rename(folder)
-    except OSError:
-        if old.exists():
-            old.rename(folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+def own_content(session: Session) -> RankContent:
+    """Return what this rank has of its own."""
+    return RankContent(
+        host=host_state(),
+        device=device_state(session.plan.device),
+        data=session.data.state(),
+        stateful={name: item.state_dict() for name, item in session.stateful.items()},
+    )
 
 
 def load(session: Session, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Restore a checkpoint into a session whose model, optimizers and schedulers were built the same way.
+    """Restore a checkpoint into a session that was prepared the same way, on any vendor's device. Called on every rank.
 
-    The random state is restored only on the device type that wrote it: generators of different devices give different numbers anyway.
+    The generators of the host are restored everywhere, those of the device on the device type that wrote them: generators of different devices give different
+    numbers anyway. With another number of ranks what belongs to a rank is not restored. Each loss is a warning.
 
     Returns:
         The ``extra`` that was saved.
 
     Raises:
-        DocumentError: the folder is not a checkpoint of this version, or belongs to another recipe or model.
+        DocumentError: the folder is not a checkpoint of this version, or belongs to another recipe, model or set of optimizers; on every rank when on any. The
+            session is then as it was before.
     """
     folder = Path(path)
-    info = read_info(folder)
-    if info.recipe_hash != session.plan.recipe_hash:
-        raise DocumentError(f"checkpoint {folder}", found=f"it was made with recipe {info.recipe!r}, the session's is {session.plan.recipe!r}")
+    asked = f"checkpoint {folder}"
+    with together(session, asked, DocumentError):
+        info = checkpoint.read_info(folder)
+        if info.recipe_hash != session.plan.recipe_hash:
+            raise DocumentError(asked, found=f"it was made with recipe {info.recipe!r}, the session's is {session.plan.recipe!r}")
+        shared, own = read(session, folder, info)
+        check(session, asked, info, shared, own)
+    losses = lost(session, asked, info, shared, own)
+    if info.sharded:
+        with together(session, asked, DocumentError):
+            sharded_state.read(folder / info.sharded_folder(), bare(session.model), session, shared)
+    with unchanged_on_error(session), together(session, asked, DocumentError), restored(asked):
+        restore_states(session, shared, own)
+    if shared.loss_scale is not None:
+        session.loss_scale.load_state_dict(shared.loss_scale)
+    session.counters.clear()
+    session.counters.update(shared.counters)
+    session.resume(steps=shared.steps, segment=shared.segment + 1)
+    if own is not None:
+        if own.device is not None and info.device_type == session.plan.device.type:
+            restore_device(session.plan.device, own.device)
+        restore_host(own.host)
+        session.data.load(own.data, own.host)
+    for loss in losses:
+        warnings.warn(loss, stacklevel=3)
+    return shared.extra
+
+
+def read(session: Session, folder: Path, info: CheckpointInfo) -> tuple[SharedContent, RankContent | None]:
+    """Return what the state files hold; of the ranks' own this rank's, None when another number of ranks wrote them."""
+    path = folder / info.shared_file()
+    content = checkpoint.read_state(path)
+    shared = decode_shared(path, content)
+    rank, size = (0, 1) if session.ranks is None else (session.ranks.rank, session.ranks.size)
+    if info.ranks != size:
+        return shared, None
+    if not info.token:
+        return shared, decode_first(path, content, info.device_type)
+    path = folder / info.rank_file(rank)
+    return shared, decode_rank(path, checkpoint.read_state(path))
+
+
+def check(session: Session, asked: str, info: CheckpointInfo, shared: SharedContent, own: RankContent | None) -> None:
+    """Raise ``DocumentError`` when a checkpoint does not fit the session; changes nothing."""
+    fitting.check_counts(asked, shared, session.optimizers, session.schedulers)
+    if info.sharded != (session.ranks is not None and session.ranks.sharded):
+        found = "it holds a sharded model, the session's is not" if info.sharded else "it holds a whole model, the session's is sharded"
+        raise DocumentError(asked, found=found, remedy="load it into a session of the same kind")
+    if not info.sharded:
+        fitting.check_model(asked, shared.model, bare(session.model))
+    fitting.check_kinds(asked, shared, session.schedulers)
+    notes: Sequence[OptimizerNote | None] = shared.optimizer_notes or [None] * len(shared.optimizers)
+    for number, (saved, note, optimizer) in enumerate(zip(shared.optimizers, notes, session.optimizers, strict=True)):
+        fitting.check_optimizer(asked, number, saved, note, optimizer)
+    if shared.loss_scale is not None:
+        checked_state(shared.loss_scale, session.loss_scale.settings)
+    fitting.check_weights(asked, shared.weights, None if session.weights is None else session.weights.state_dict(), sharded=info.sharded)
+    if own is not None:
+        fitting.check_random(asked, own)
+        if info.token:
+            fitting.check_names(asked, "stateful objects", own.stateful, session.stateful)
+
+
+def lost(session: Session, asked: str, info: CheckpointInfo, shared: SharedContent, own: RankContent | None) -> list[str]:
+    """Return what of a checkpoint cannot be restored here, a warning each."""
+    found = []
+    here = session.plan.device.type
+    if own is None:
+        names = ", ".join(["random state", "data position", *(f"stateful {name!r}" for name in sorted(session.stateful))])
+        now = 1 if session.ranks is None else session.ranks.size
+        found.append(f"{asked} was written by {info.ranks} ranks, now {now} load it: not restored are {names}")
+    elif info.device_type != here:
+        found.append(f"random state of {info.device_type} is not restored on {here}: dropout masks and stochastic rounding differ from here on")
+    if shared.loss_scale is None and session.loss_scale.dynamic:
+        value = f"{session.loss_scale.value:g}"
+        found.append(f"{asked} has no loss scale: it starts at {value} again and steps may be skipped; save with session.save(), which keeps it")
+    return found
+
+
+def restore_states(session: Session, shared: SharedContent, own: RankContent | None) -> None:
+    """Give every object its state, the model and its working weights last: they are copied in place."""
+    if own is not None:
+        for name, item in session.stateful.items():
+            if name in own.stateful:
+                item.load_state_dict(own.stateful[name])
+    for scheduler, saved in zip(session.schedulers, shared.schedulers, strict=True):
+        scheduler.load_state_dict(saved)
+    for optimizer, saved in zip(session.optimizers, shared.optimizers, strict=True):
+        optimizer.load_state_dict(saved)
+    bare(session.model).load_state_dict(shared.model)
+    if session.weights is not None and shared.weights is not None:  # after the parameters: what rounding lost belongs to their values
+        session.weights.load_state_dict(shared.weights)
+
+
+@contextmanager
+def unchanged_on_error(session: Session) -> Iterator[None]:
+    """Take optimizers, schedulers and stateful objects back to what they were when the body raises."""
+    optimizers = [(optimizer, optimizer.state, optimizer.param_groups) for optimizer in session.optimizers]  # loading binds new ones
+    others = [(item, copy.deepcopy(item.state_dict())) for item in (*session.schedulers, *session.stateful.values())]
     try:
-        content = torch.load(folder / STATE_FILE, map_location="cpu", weights_only=True)
-    except Exception as error:  # the unpickler raises several classes; each means the same here
-        raise DocumentError(f"checkpoint {folder / STATE_FILE}", found=first_line(error), remedy="it is damaged or not a checkpoint") from error
-    check_content(folder, content, session)
-    for name, mine in (("optimizers", session.optimizers), ("schedulers", session.schedulers)):
-        if len(content[name]) != len(mine):
-            raise DocumentError(f"checkpoint {folder}", found=f"it holds {len(content[name])} {name}, the session has {len(mine)}")
+        yield
+    except BaseException:
+        for optimizer, state, groups in optimizers:
+            optimizer.state, optimizer.param_groups = state, groups
+        for item, before in others:
+            item.load_state_dict(before)
+        raise
+
+
+@contextmanager
+def restored(asked: str) -> Iterator[None]:
+    """Say what went wrong when an object does not take its state."""
     try:
-        session.model.load_state_dict(content["model"])
-        for optimizer, saved in zip(session.optimizers, content["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        for scheduler, saved in zip(session.schedulers, content["schedulers"], strict=True):
-            scheduler.load_state_dict(saved)
-    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DocumentError(f"checkpoint {folder}", found=first_line(error), remedy="build the same model and optimizers before load()") from error
-    session.loss_scale.load_state_dict(content["loss_scale"])
-    session.resume(steps=content["steps"], segment=content["segment"] + 1)
-    if info.device_type == session.plan.device.type:
-        restore_random_state(info.device_type, content["random"])
-    extra: dict[str, Any] = content["extra"]
-    return extra
+        yield
+    except MpbackendError:
+        raise
+    except SOME_CLASSES as error:
+        raise DocumentError(asked, found=first_line(error), remedy=fitting.BUILD_THE_SAME) from error
 
 
-def check_content(folder: Path, content: Any, session: Session) -> None:
-    """Raise ``DocumentError`` for a state that does not fit, before anything of the session is changed."""
-    counts = ("steps", "segment")
-    parts = {"model": dict, "optimizers": list, "schedulers": list, "loss_scale": dict, "random": dict, "extra": dict} | dict.fromkeys(counts, int)
-    for name, kind in parts.items():
-        if not isinstance(content, dict) or not isinstance(content.get(name), kind) or (name in counts and content[name] < 0):
-            raise DocumentError(f"checkpoint {folder / STATE_FILE}", found=f"{name} is missing or no {kind.__name__} that fits", remedy="it is damaged")
-    mine = {name: tuple(value.shape) for name, value in session.model.state_dict().items() if isinstance(value, torch.Tensor)}
-    theirs = {name: tuple(value.shape) for name, value in content["model"].items() if isinstance(value, torch.Tensor)}
-    if mine != theirs:
-        name = next(name for name in [*mine, *theirs] if mine.get(name) != theirs.get(name))
-        found = f"{name} in the model's state_dict is {theirs.get(name, 'missing')}, the session's model has {mine.get(name, 'none of that name')}"
-        raise DocumentError(f"checkpoint {folder}", found=found, remedy="build the same model before load()")
-
-
-def random_state(device_type: str) -> dict[str, torch.Tensor]:
-    """Return the state of the host's generator, and of the device's own."""
-    states = {"cpu": torch.get_rng_state()}
-    if device_type != "cpu":
-        states[device_type] = torch.get_device_module(device_type).get_rng_state()
-    return states
-
-
-def restore_random_state(device_type: str, states: dict[str, torch.Tensor]) -> None:
-    """Restore what ``random_state`` returned on the same device type."""
-    torch.set_rng_state(states["cpu"])
-    if device_type != "cpu" and device_type in states:
-        torch.get_device_module(device_type).set_rng_state(states[device_type])
-
-
-def read_info(folder: Path) -> CheckpointInfo:
-    """Return what a checkpoint says about itself; ``DocumentError`` when it is none of this version."""
+@contextmanager
+def written(asked: str) -> Iterator[None]:
+    """Say what went wrong when files cannot be written."""
     try:
-        info = msgspec.json.decode((folder / INFO_FILE).read_bytes(), type=CheckpointInfo)
-    except OSError as error:
-        raise DocumentError(f"checkpoint {folder}", found=error.strerror or str(error), remedy="a checkpoint is a folder that save() wrote") from error
-    except msgspec.DecodeError as error:
-        raise DocumentError(f"checkpoint {folder / INFO_FILE}", found=str(error)) from error
-    if info.schema != SCHEMA:
-        raise DocumentError(f"checkpoint {folder}", found=f"schema {info.schema}", allowed=[str(SCHEMA)])
-    return info
+        yield
+    except MpbackendError:
+        raise
+    except (OSError, RuntimeError) as error:
+        raise SessionError(asked, found=first_line(error), remedy="the checkpoint that was there is untouched") from error
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's message."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+@contextmanager
+def together(session: Session, asked: str, kind: type[MpbackendError] = SessionError) -> Iterator[None]:
+    """Run the body on every rank; when it raises on one, it raises on all, so that no rank waits for one that has given up."""
+    ranks = session.ranks
+    try:
+        yield
+    except Exception as error:
+        if ranks is not None:
+            ranks.agree_error(first_line(error) if isinstance(error, MpbackendError) else describe(error))
+        raise
+    if ranks is not None and (elsewhere := ranks.agree_error(None)) is not None:
+        raise kind(asked, found=f"it failed on {elsewhere}", remedy="mend it there")
+
+
+def bare(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model inside wrappers that only add a prefix to names: data-parallel and compiled ones. So a checkpoint loads with and without them."""
+    while True:
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), torch.nn.Module):
+            model = inner
+        else:
+            return model

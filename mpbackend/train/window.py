@@ -22,6 +22,7 @@ class Window:
         seen: micro-batches that ``step`` finished.
         open: backward passes since ``step`` was last called.
         unscaled_norm: norm of the gradients when they were unscaled by hand, else None.
+        penalized: whether a loss holds gradients that were taken under the loss scale.
     """
 
     def __init__(self, micro_batches: int, *, average: bool) -> None:
@@ -35,6 +36,7 @@ class Window:
         self.seen = 0
         self.open = 0
         self.unscaled_norm: torch.Tensor | None = None
+        self.penalized = False
 
     @property
     def empty(self) -> bool:
@@ -56,7 +58,7 @@ class Window:
         """Add the loss of one backward pass and return it.
 
         Raises:
-            SessionError: it is not a tensor of one element, is on another device than the plan is for, or the gradients were already unscaled.
+            SessionError: it is not a tensor of one element, has no graph, is on another device than the plan is for, or the gradients were already unscaled.
         """
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
@@ -64,6 +66,9 @@ class Window:
         if loss.device.type != device.type:
             found = f"the loss is on {loss.device}, the plan is for {device.address}"
             raise SessionError("backward()", found=found, remedy="move the model and the batches to target.device")
+        if not loss.requires_grad:
+            found = "the loss has no graph: it was detached, or computed under no_grad or from frozen parameters"
+            raise SessionError("backward()", found=found, remedy="compute it with gradients enabled, from parameters that require them")
         if self.unscaled_norm is not None:
             raise SessionError("backward()", found="the gradients of this step were already unscaled", remedy="call step() first")
         self.losses.append(loss.detach().clone())

@@ -234,7 +234,7 @@ def test_a_record_that_is_there_is_not_touched(tmp_path: Path, left: str) -> Non
         if path.name != left:
             path.unlink()
     before = (folder / left).read_bytes()
-    with pytest.raises(DocumentError, match="it already holds a record; choose another folder or remove it"):
+    with pytest.raises(DocumentError, match="it already holds a record; name a new folder: each run, and each segment"):
         RecordWriter(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {left: before}
 

@@ -1,0 +1,60 @@
+"""Noticing gradients that somebody else made, changed or cleared between the session's own calls.
+
+While the loss is scaled, so are the gradients: whoever clips, adds or logs them then works with numbers that are off by the scale. The marks are version
+counters, which torch moves when a tensor is written; comparing them reads nothing from the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from mpbackend.errors import SessionError
+
+Mark = tuple[int, int] | None
+
+
+class GradientMarks:
+    """Marks of the gradients as the session left them.
+
+    Args:
+        model: names parameters in messages.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._marks: list[Mark] | None = None
+
+    def forget(self) -> None:
+        """Forget the marks: a new step begins, or the gradients were handed over."""
+        self._marks = None
+
+    def check_clean(self, sources: Sequence[torch.Tensor]) -> None:
+        """Raise ``SessionError`` when a gradient is there before the first backward pass of a step: it would be taken for this step's."""
+        for source in sources:
+            if source.grad is not None:
+                found = f"{self._name(source)} had a gradient before the first backward() of this step: another session or a plain backward() made it"
+                remedy = "set requires_grad_(False) on a model that is only trained against, or optimizer.zero_grad() first"
+                raise SessionError("backward()", found=found, remedy=remedy)
+
+    def take(self, sources: Sequence[torch.Tensor]) -> None:
+        """Mark the gradients as they are."""
+        self._marks = [None if source.grad is None else (id(source.grad), source.grad._version) for source in sources]
+
+    def check(self, asked: str, sources: Sequence[torch.Tensor], *, scaled: bool) -> None:
+        """Raise ``SessionError`` when a gradient was cleared since it was marked, or, while they are scaled, changed."""
+        if self._marks is None or len(self._marks) != len(sources):
+            return
+        for source, mark in zip(sources, self._marks, strict=True):
+            if source.grad is None:
+                if mark is not None:
+                    found = f"the gradient of {self._name(source)} was cleared in the middle of a step"
+                    raise SessionError(asked, found=found, remedy="leave zero_grad() out: step() clears gradients after the step")
+            elif scaled and mark != (id(source.grad), source.grad._version):
+                found = f"the gradient of {self._name(source)} was changed while it was multiplied with the loss scale"
+                raise SessionError(asked, found=found, remedy="clip with prepare(clip_norm=...), or call session.unscale() before touching gradients")
+
+    def _name(self, source: torch.Tensor) -> str:
+        named = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        return f"parameter {named[id(source)]}" if id(source) in named else f"a parameter of shape {tuple(source.shape)}"

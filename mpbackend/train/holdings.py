@@ -1,0 +1,141 @@
+"""What the optimizers hold: shadows in the place of 16-bit parameters, everything else as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from mpbackend.errors import SessionError
+from mpbackend.roles import MasterKind
+from mpbackend.train.casting import Casting
+from mpbackend.train.moments import Moments, settle
+from mpbackend.train.shadow import Round, Shadow
+
+
+class Holdings:
+    """The parameters of several optimizers, looked up freshly: a group may be added between two steps.
+
+    Args:
+        model: the model; tensors that are no parameters of it stay as they are.
+        optimizers: the optimizers, changed in place.
+        casting: what was cast, and casts a parameter that comes later.
+        moments: formats of the state that moves with a parameter.
+        dtype: the working format.
+        master: what keeps the lost bits; None where the optimizers update 16-bit parameters by themselves and there are no shadows.
+        sums: whether gradients are summed in fp32 as they arrive.
+        rounding: rounds updated weights; None for to nearest.
+
+    Attributes:
+        shadows: by the id of the parameter.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        casting: Casting,
+        moments: Moments,
+        *,
+        dtype: torch.dtype,
+        master: MasterKind | None,
+        sums: bool,
+        rounding: Round | None,
+    ) -> None:
+        self._model = model
+        self._optimizers = tuple(optimizers)
+        self._casting = casting
+        self._moments = moments
+        self._dtype = dtype
+        self._master = master
+        self._sums = sums
+        self._rounding = rounding
+        self._names: dict[int, str] = {}
+        self._held: dict[int, Tensor | Shadow] = {}
+        self.shadows: dict[int, Shadow] = {}
+
+    def refresh(self) -> None:
+        """Take over parameters that the optimizers hold and did not hold before.
+
+        Raises:
+            SessionError: one stands twice.
+        """
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                held = group["params"]
+                for index, tensor in enumerate(held):
+                    if id(tensor) not in self._held:
+                        held[index] = self._adopt(optimizer, tensor)
+
+    def _adopt(self, optimizer: torch.optim.Optimizer, tensor: Tensor) -> Tensor:
+        """Return what an optimizer is to hold in the place of a tensor, its state moved there."""
+        if id(tensor) in self.shadows:
+            found = f"parameter {self.shadows[id(tensor)].name} is held twice by the optimizers"
+            raise SessionError("working weights", found=found, remedy="give each parameter to one group of one optimizer")
+        low = self._dtype != torch.float32 and not self._casting.keeps(tensor)
+        name = self._name(tensor) if low else None
+        if name is not None and tensor.dtype != self._dtype:
+            self._casting.cast(tensor, self._dtype)
+        if name is None or self._master is None:
+            self._held[id(tensor)] = tensor
+            return tensor
+        original = self._casting.originals[id(tensor)][1] if id(tensor) in self._casting.originals else None
+        shadow = Shadow(name, tensor, original, self._master, sums=self._sums, rounding=self._rounding)
+        self._held[id(shadow.tensor)] = self.shadows[id(tensor)] = shadow
+        if tensor in optimizer.state:
+            state = optimizer.state.pop(tensor)
+            self._moments.widen(state, torch.float32)
+            optimizer.state[shadow.tensor] = state
+        return shadow.tensor
+
+    def _name(self, tensor: Tensor) -> str | None:
+        """Return the name of a parameter of the model; None for any other tensor."""
+        if id(tensor) not in self._names:  # a module may have been added since
+            self._names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        return self._names.get(id(tensor))
+
+    def shadow(self, tensor: Tensor) -> Shadow | None:
+        """Return the shadow that an optimizer's tensor belongs to; None for one that stands for itself."""
+        held = self._held.get(id(tensor))
+        return held if isinstance(held, Shadow) else None
+
+    def source(self, tensor: Tensor) -> Tensor:
+        """Return the tensor whose ``grad`` holds the gradient sum of a tensor that an optimizer holds."""
+        shadow = self.shadow(tensor)
+        return tensor if shadow is None else shadow.source
+
+    def sources(self) -> Iterator[Tensor]:
+        """Yield the source of every tensor that the optimizers hold, once for each place."""
+        self.refresh()
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                for tensor in group["params"]:
+                    shadow = self.shadow(tensor)
+                    if shadow is None:
+                        yield tensor
+                    else:
+                        shadow.collect()
+                        yield shadow.source
+
+    def others(self) -> int:
+        """Return how many tensors the optimizers hold that are no parameters of the model."""
+        own = {id(parameter) for parameter in self._model.parameters()}
+        return sum(1 for held in self._held.values() if isinstance(held, Tensor) and id(held) not in own)
+
+    def give_back(self) -> None:
+        """Stop summing, and give the optimizers the parameters and their state back."""
+        for shadow in self.shadows.values():
+            shadow.close()
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["params"] = [tensor if (found := self.shadow(tensor)) is None else found.parameter for tensor in group["params"]]
+            for shadow in self.shadows.values():
+                if shadow.tensor in optimizer.state:
+                    optimizer.state[shadow.parameter] = optimizer.state.pop(shadow.tensor)
+
+    def settle(self) -> None:
+        """Cast moments to the format of their parameters where that loses nothing; see ``mpbackend.train.moments.settle``."""
+        for optimizer in self._optimizers:
+            for parameter in list(optimizer.state):
+                settle(optimizer.state, parameter)

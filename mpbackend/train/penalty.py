@@ -1,0 +1,31 @@
+"""Gradients that are part of a loss, such as a gradient penalty, taken without the loss scale leaking into them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def unscaled_gradients(
+    outputs: torch.Tensor | Sequence[torch.Tensor],
+    inputs: torch.Tensor | Sequence[torch.Tensor],
+    scale: float | torch.Tensor,
+    *,
+    create_graph: bool,
+    allow_unused: bool,
+) -> tuple[torch.Tensor, ...]:
+    """Return ``d sum(outputs) / d inputs``, computed under the loss scale so that small gradients survive 16 bits, then divided by it.
+
+    Args:
+        outputs: tensors of any shape; 16-bit ones are scaled in fp32.
+        inputs: what to differentiate by.
+        scale: the loss scale, a power of two.
+        create_graph: whether the gradients can be part of a loss.
+        allow_unused: as in ``torch.autograd.grad``; an unused input gets zeros.
+    """
+    ends = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+    starts = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+    total = torch.stack([end.sum(dtype=torch.float64 if end.dtype == torch.float64 else torch.float32) for end in ends]).sum()
+    found = torch.autograd.grad(total * scale, starts, create_graph=create_graph, retain_graph=True, allow_unused=allow_unused, materialize_grads=allow_unused)
+    return tuple(gradient.to(torch.float32 if gradient.element_size() < 4 else gradient.dtype) / scale for gradient in found)

@@ -1,0 +1,249 @@
+"""A run that is resumed in the middle of a pass over its data goes on with the very next batch, and with the same bits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler
+
+from mpbackend.errors import SessionError
+from mpbackend.train.session import Session
+from tests.support.training import Prepare
+
+ROWS, BATCH = 24, 4
+Loader = DataLoader[torch.Tensor]
+
+
+class Noisy(Dataset[torch.Tensor]):
+    """Rows that are augmented at random: by torch's generator and by Python's."""
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((8,), float(index)) + torch.rand(8) + random.random()
+
+
+def shuffled(workers: int) -> Loader:
+    return DataLoader(Noisy(), BATCH, shuffle=True, num_workers=workers)
+
+
+def own_generator(workers: int) -> Loader:
+    return DataLoader(Noisy(), BATCH, shuffle=True, num_workers=workers, generator=torch.Generator().manual_seed(3))
+
+
+def own_sampler(workers: int) -> Loader:
+    sampler = RandomSampler(Noisy(), replacement=True, num_samples=ROWS, generator=torch.Generator().manual_seed(4))
+    return DataLoader(Noisy(), BATCH, sampler=sampler, num_workers=workers)
+
+
+def by_epoch(workers: int) -> Loader:
+    sampler: DistributedSampler[torch.Tensor] = DistributedSampler(Noisy(), num_replicas=1, rank=0)
+    sampler.set_epoch(7)
+    return DataLoader(Noisy(), BATCH, sampler=sampler, num_workers=workers)
+
+
+def make_session(prepare: Prepare, seed: int) -> Session:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+    return prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2), "bf16")
+
+
+def train(session: Session, loader: Any, passes: int, save_at: int | None = None, path: Path | None = None) -> Iterator[list[float]]:
+    """Train over ``loader`` and yield the weights after each step; save within the loop after step ``save_at``."""
+    for _ in range(passes):
+        for x in session.watch(loader):
+            with session.autocast():
+                loss = functional.mse_loss(session.model(x), x.mean(1, keepdim=True))
+            session.backward(loss)
+            session.step()
+            if session.steps == save_at and path is not None:
+                session.save(path)
+            yield nn.utils.parameters_to_vector(session.model.parameters()).tolist()
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # says how many cores a machine has
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("make", [shuffled, own_generator, own_sampler, by_epoch])
+def test_a_run_resumed_in_the_middle_of_a_pass_is_bit_identical(prepare: Prepare, tmp_path: Path, make: Callable[[int], Loader], workers: int) -> None:
+    first = make_session(prepare, 0)
+    straight = list(train(first, make(workers), 2, save_at=8, path=tmp_path / "ckpt"))
+    assert len(straight) == 2 * ROWS // BATCH
+    second = make_session(prepare, 1)
+    list(train(second, make(workers), 1))
+    second.load(tmp_path / "ckpt")
+    random.random()
+    torch.rand(3)
+    loader = make(workers)
+    if make is by_epoch:
+        loader.sampler.set_epoch(0)  # type: ignore[attr-defined] # a DistributedSampler
+    assert list(train(second, loader, 1)) == straight[8:]
+
+
+def test_a_checkpoint_between_two_passes_begins_the_next_one(prepare: Prepare, tmp_path: Path) -> None:
+    first = make_session(prepare, 0)
+    straight = list(train(first, shuffled(0), 1))
+    first.save(tmp_path / "ckpt")
+    straight += train(first, shuffled(0), 1)
+    second = make_session(prepare, 1)
+    second.load(tmp_path / "ckpt")
+    assert list(train(second, shuffled(0), 1)) == straight[6:]
+
+
+def test_a_pass_that_was_left_early_goes_on_where_it_was_left(prepare: Prepare, tmp_path: Path) -> None:
+    first = make_session(prepare, 0)
+    for number, _ in enumerate(train(first, range_loader(), 1)):
+        if number == 1:
+            break
+    first.save(tmp_path / "ckpt")
+    second = make_session(prepare, 1)
+    second.load(tmp_path / "ckpt")
+    assert [int(x[0, 0]) for x in second.watch(range_loader())] == [2, 3, 4, 5]
+    assert [int(x[0, 0]) for x in second.watch(range_loader())] == [0, 1, 2, 3, 4, 5]
+
+
+def range_loader(count: int = 6) -> list[torch.Tensor]:
+    return [torch.full((2, 8), float(number)) for number in range(count)]
+
+
+@pytest.fixture
+def saved(prepare: Prepare, tmp_path: Path) -> Path:
+    """A checkpoint after 3 of 6 batches."""
+    session = make_session(prepare, 0)
+    list(train(session, range_loader(), 1, save_at=3, path=tmp_path / "saved"))
+    return tmp_path / "saved"
+
+
+def test_resume_false_begins_anew(prepare: Prepare, saved: Path) -> None:
+    session = make_session(prepare, 1)
+    session.load(saved)
+    assert len(list(session.watch(range_loader(), resume=False))) == 6
+    assert len(list(session.watch(range_loader()))) == 6
+
+
+def test_a_checkpoint_right_after_loading_keeps_the_position(prepare: Prepare, saved: Path, tmp_path: Path) -> None:
+    first = make_session(prepare, 1)
+    first.load(saved)
+    first.save(tmp_path / "again")
+    second = make_session(prepare, 2)
+    second.load(tmp_path / "again")
+    assert [int(x[0, 0]) for x in second.watch(range_loader())] == [3, 4, 5]
+
+
+def test_a_checkpoint_of_a_resumed_pass_counts_from_its_start(prepare: Prepare, saved: Path, tmp_path: Path) -> None:
+    first = make_session(prepare, 1)
+    first.load(saved)
+    list(train(first, range_loader(), 1, save_at=5, path=tmp_path / "again"))
+    second = make_session(prepare, 2)
+    second.load(tmp_path / "again")
+    assert [int(x[0, 0]) for x in second.watch(range_loader())] == [5]
+
+
+def test_a_pass_inside_a_pass_leaves_the_outer_position(prepare: Prepare, tmp_path: Path) -> None:
+    first = make_session(prepare, 0)
+    outer = first.watch(range_loader())
+    assert [int(next(outer)[0, 0]) for _ in range(2)] == [0, 1]
+    assert len(list(first.watch(range_loader(4)))) == 4
+    first.save(tmp_path / "ckpt")
+    outer.close()  # type: ignore[attr-defined] # a generator
+    second = make_session(prepare, 1)
+    second.load(tmp_path / "ckpt")
+    assert [int(x[0, 0]) for x in second.watch(range_loader())] == [2, 3, 4, 5]
+
+
+def test_a_loader_that_is_too_short_or_of_another_kind_is_refused(prepare: Prepare, saved: Path) -> None:
+    session = make_session(prepare, 1)
+    session.load(saved)
+    with pytest.raises(SessionError, match=r"after 3 batches of a pass, this loader has 2; .* or resume=False"):
+        list(session.watch(range_loader(2)))
+    session.load(saved)
+    with pytest.raises(SessionError, match=r"the loader has 1 generators of its own, the one of the checkpoint had 0; .* resume=False"):
+        list(session.watch(own_generator(0)))
+
+
+class Stateful:
+    """A loader with a state of its own, which draws each batch only once."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.drawn: list[int] = []
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while self.position < 6:
+            self.position += 1
+            self.drawn.append(self.position)
+            yield torch.full((2, 8), float(self.position))
+        self.position = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+def test_a_loader_with_a_state_of_its_own_is_asked_for_it(prepare: Prepare, tmp_path: Path) -> None:
+    first = make_session(prepare, 0)
+    straight = list(train(first, Stateful(), 1, save_at=4, path=tmp_path / "ckpt"))
+    second = make_session(prepare, 1)
+    second.load(tmp_path / "ckpt")
+    loader = Stateful()
+    assert list(train(second, loader, 1)) == straight[4:]
+    assert loader.drawn == [5, 6]
+
+
+class Drawing:
+    """A loader that draws its batches from a generator of its own, which the training loop uses as well."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(2)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for _ in range(6):
+            yield torch.rand(2, generator=self.generator)
+
+
+def test_a_generator_of_the_loader_that_others_use_too_goes_on(prepare: Prepare, tmp_path: Path) -> None:
+    def drawn(session: Session, save_at: int) -> Iterator[list[float]]:
+        loader = Drawing()
+        for number, x in enumerate(session.watch(loader)):
+            noise = torch.rand(2, generator=loader.generator)
+            if number == save_at:
+                session.save(tmp_path / "ckpt")
+            yield (x + noise).tolist()
+
+    straight = list(drawn(make_session(prepare, 0), 2))
+    second = make_session(prepare, 1)
+    second.load(tmp_path / "ckpt")
+    assert list(drawn(second, -1)) == straight[3:]
+
+
+def test_the_fingerprint_goes_on_from_the_one_that_was_saved(prepare: Prepare, saved: Path) -> None:
+    def resumed() -> tuple[int, str]:
+        session = make_session(prepare, 1)
+        session.load(saved)
+        list(session.watch(range_loader()))
+        return session.data.batches, session.data.fingerprint
+
+    straight = make_session(prepare, 0)
+    list(straight.watch(range_loader()))
+    assert resumed() == resumed()
+    assert resumed()[0] == straight.data.batches == 6
+    assert resumed()[1] != straight.data.fingerprint
+
+
+def test_watching_draws_nothing_from_the_generators(prepare: Prepare) -> None:
+    session = make_session(prepare, 0)
+    before = torch.get_rng_state(), random.getstate()
+    list(session.watch(range_loader()))
+    session.data.state()
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
