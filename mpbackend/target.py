@@ -21,10 +21,20 @@ from mpbackend.plugins import Plugins, load_plugins
 from mpbackend.recipe import Recipe
 from mpbackend.selection import plan as plan_for
 from mpbackend.selection import select_device
-from mpbackend.train.checks import check_eps, check_model, check_optimizers, check_options, check_schedulers, check_stateful, warn_of_lost_precision
+from mpbackend.train.checks import (
+    check_eps,
+    check_model,
+    check_optimizers,
+    check_options,
+    check_schedulers,
+    check_stateful,
+    check_unscalable,
+    warn_of_lost_precision,
+)
 from mpbackend.train.clipping import check_limits
 from mpbackend.train.distributed import find_ranks
 from mpbackend.train.fence import Fence
+from mpbackend.train.gradients import own_limits
 from mpbackend.train.policy import NativePolicy, PinnedPolicy
 from mpbackend.train.recording import Recording
 from mpbackend.train.schedule import Scheduler
@@ -159,6 +169,8 @@ class Target:
                 pinned = chosen.effective.sensitive == "fp32"
                 policy = PinnedPolicy(self.backend.autocast_key, self.backend.op_policy(self.info)) if pinned else NativePolicy(self.backend.autocast_key)
                 resources.enter_context(policy)
+            if limits.value is not None or own_limits(optimizers):
+                check_unscalable(chosen, "prepare() with limits of single values or groups")
             conversion = [*self.backend.convert(model, chosen), *buffers_beside(model, chosen)]
             weights = make_weights(model, optimizers, chosen.effective, seed=seed, reduces=ranks is not None and ranks.own_sums)
             if weights is not None:
@@ -167,7 +179,7 @@ class Target:
             recording = None
             if record is not None and (ranks is None or ranks.rank == 0):
                 recording = Recording(record, chosen, self.backend, model, conversion, held.report, seed, settings, weights=weights, ranks=ranks)
-            return Session(
+            session = Session(
                 model,
                 optimizers,
                 chosen,
@@ -183,6 +195,9 @@ class Target:
                 ranks=ranks,
                 stateful=check_stateful(stateful),
             )
+            if weights is not None:
+                weights.commit()
+            return session
         except BaseException:
             resources.close()
             raise

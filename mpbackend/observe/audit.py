@@ -293,6 +293,12 @@ def observed_classes(
         "parameters": tensor_bytes(parameters),
         "activations": dict(activations),
         "gradients": tensor_bytes([*(tensor.grad for tensor in (*parameters, *masters) if tensor.grad is not None), *gradients]),
-        "optimizer state": tensor_bytes([*masters, *(tensor for optimizer in several for tensor in state_tensors(optimizer)), *state]),
+        "optimizer state": tensor_bytes(
+            [
+                *(master for master in masters if master.untyped_storage().nbytes()),
+                *(tensor for optimizer in several for tensor in state_tensors(optimizer)),
+                *state,
+            ]
+        ),
         "communication": {"unknown": 0} if distributed else {},
     }

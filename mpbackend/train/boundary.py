@@ -157,7 +157,7 @@ class Boundary:
             clip_groups(self._optimizers, self._limits, self._source, sharded=self._sharded)
         elif self._deferral.folds and not sweep.idle_multiplier:
             self._deferral.fold(sweep.multiplier, None, gradients.device)
-        elif self._apart:
+        elif self._apart or self._weights is not None:
             multiplier = sweep.multiplier
         else:
             gradients.multiply(sweep.multiplier)

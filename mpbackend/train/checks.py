@@ -43,6 +43,18 @@ def check_options(fence: object, record: object, seed: object) -> int | None:
         raise SessionError(f"prepare(seed={seed!r})", found="not a whole number") from None
 
 
+def check_unscalable(plan: Plan, asked: str = "unscale()") -> None:
+    """Refuse to unscale 16-bit gradient sums where they are: small ones would become zero. The session itself unscales them in fp32, as they are used.
+
+    Raises:
+        SessionError: names the format.
+    """
+    recipe = plan.effective
+    if recipe.loss_scale.mode != "none" and recipe.grads != "fp32":
+        remedy = "sum them in fp32 (grads=fp32), or clip with prepare(clip_norm=...)"
+        raise SessionError(asked, found=f"gradients are summed in {recipe.grads} under a loss scale, and unscaling them there loses small ones", remedy=remedy)
+
+
 def check_stateful(stateful: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the user's objects to save and load, checked.
 

@@ -20,10 +20,12 @@ class GradientMarks:
 
     Args:
         model: names parameters in messages.
+        scaled: whether gradients are multiplied with a loss scale.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, *, scaled: bool) -> None:
         self._model = model
+        self._scaled = scaled
         self._marks: list[Mark] | None = None
 
     def forget(self) -> None:
@@ -42,7 +44,7 @@ class GradientMarks:
         """Mark the gradients as they are."""
         self._marks = [None if source.grad is None else (id(source.grad), source.grad._version) for source in sources]
 
-    def check(self, asked: str, sources: Sequence[torch.Tensor], *, scaled: bool) -> None:
+    def check(self, asked: str, sources: Sequence[torch.Tensor]) -> None:
         """Raise ``SessionError`` when a gradient was cleared since it was marked, or, while they are scaled, changed."""
         if self._marks is None or len(self._marks) != len(sources):
             return
@@ -51,7 +53,7 @@ class GradientMarks:
                 if mark is not None:
                     found = f"the gradient of {self._name(source)} was cleared in the middle of a step"
                     raise SessionError(asked, found=found, remedy="leave zero_grad() out: step() clears gradients after the step")
-            elif scaled and mark != (id(source.grad), source.grad._version):
+            elif self._scaled and mark != (id(source.grad), source.grad._version):
                 found = f"the gradient of {self._name(source)} was changed while it was multiplied with the loss scale"
                 raise SessionError(asked, found=found, remedy="clip with prepare(clip_norm=...), or call session.unscale() before touching gradients")
 

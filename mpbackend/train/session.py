@@ -22,6 +22,7 @@ from mpbackend.train.autocast import ForwardContext
 from mpbackend.train.backward import Backward
 from mpbackend.train.boundary import Boundary
 from mpbackend.train.buffers import BufferGuard
+from mpbackend.train.checks import check_unscalable
 from mpbackend.train.clipping import Limits
 from mpbackend.train.deferral import choose_scale
 from mpbackend.train.gradient_marks import GradientMarks
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     from mpbackend.train.distributed import Ranks
     from mpbackend.train.recording import Recording
     from mpbackend.train.weights import WorkingWeights
-
-NOTHING = nullcontext()
 
 
 class Session(SessionRecord):
@@ -66,7 +65,6 @@ class Session(SessionRecord):
 
     Attributes:
         plan: the plan.
-        conversion: as the argument.
         loss_scale: the state of loss scaling.
     """
 
@@ -114,7 +112,7 @@ class Session(SessionRecord):
             ranks=ranks,
             block=getattr(backend, "update_block", 0),
         )
-        self._marks = GradientMarks(model)
+        self._marks = GradientMarks(model, scaled=self.loss_scale.settings.mode != "none")
         self._patience = Patience(model, plan.effective.loss_scale.patience)
         self._backward = Backward(plan.device.type, self.loss_scale, overflow, self._around, self._patience, self.count)
         self._guarding = False
@@ -152,7 +150,7 @@ class Session(SessionRecord):
         if window.empty:
             self._marks.check_clean(sources)
         else:
-            self._marks.check("backward()", sources, scaled=self.loss_scale.settings.mode != "none")
+            self._marks.check("backward()", sources)
         first = window.empty
         self._backward.run(window.add(loss, self.plan.device), lambda: self._drop(sources), retain_graph=retain_graph, first=first)
         if self.ranks is not None:
@@ -222,17 +220,15 @@ class Session(SessionRecord):
             SessionError: the last micro-batch of the step has had no ``backward()`` yet.
         """
         self._check_open("unscale()")
-        window = self._window
-        if not window.open or not window.last:
-            found = f"micro-batch {window.seen + 1} of {window.micro_batches}" + ("" if window.open else " without a backward()")
-            raise SessionError("unscale()", found=found, remedy="call it after the backward() of the last micro-batch, before step()")
-        self._marks.check("unscale()", self._end.sources(), scaled=self.loss_scale.settings.mode != "none")
+        self._window.check_last("unscale()")
+        check_unscalable(self.plan)
+        self._marks.check("unscale()", self._end.sources())
         self._marks.forget()
-        return self._end.unscale(window)
+        return self._end.unscale(self._window)
 
     def _close_window(self, denominator: float | None) -> StepResult:
         sources = self._end.sources()
-        self._marks.check("step()", sources, scaled=self.loss_scale.settings.mode != "none")
+        self._marks.check("step()", sources)
         self._schedule.settle()
         lr = learning_rate(self.optimizers)
         try:
@@ -286,7 +282,7 @@ class Session(SessionRecord):
         try:
             self._release()
         finally:
-            with closing(self._recording) if self._recording is not None else NOTHING:
+            with closing(self._recording) if self._recording is not None else nullcontext():
                 self.write_record()
 
     def __enter__(self) -> Session:

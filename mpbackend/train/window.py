@@ -86,6 +86,12 @@ class Window:
         self.seen += 1
         self.open = 0
 
+    def check_last(self, asked: str) -> None:
+        """Raise ``SessionError`` unless the last micro-batch has had its backward pass and the step is still to come."""
+        if not self.open or not self.last:
+            found = f"micro-batch {self.seen + 1} of {self.micro_batches}" + ("" if self.open else " without a backward()")
+            raise SessionError(asked, found=found, remedy="call it after the backward() of the last micro-batch, before step()")
+
     def divisor(self, denominator: float | None) -> float:
         """Return what the summed gradients are divided by.
 

@@ -181,14 +181,31 @@ def test_a_rank_may_count_nothing() -> None:
     assert total_count([0.0, 3.0]) == 3.0
 
 
+def average_in_pairs(rank: int) -> tuple[float, float, float, str]:
+    """Two data-parallel pairs, as under pipelines: every rank knows all groups, and gradients are averaged within its own."""
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    model = DistributedDataParallel(nn.Linear(1, 1, bias=False), process_group=groups[rank // 2])
+    ranks = find(model, "fp32:reduce.format=fp16")
+    assert ranks is not None
+    model(torch.tensor([[float(rank)]])).sum().backward()
+    gradient = model.module.weight.grad
+    assert gradient is not None
+    return ranks.total(rank + 1), ranks.factor(), gradient.item(), ranks.communication
+
+
+def test_what_is_averaged_over_some_ranks_is_counted_over_those() -> None:
+    pairs = [(total, factor, gradient) for total, factor, gradient, _ in run_ranks(4, average_in_pairs)]
+    assert pairs == [(3.0, 2.0, 0.5)] * 2 + [(7.0, 2.0, 2.5)] * 2
+
+
 def decide(rank: int) -> tuple[list[bool], list[bool], str, str | None, str | None]:
     ranks = find(ddp(), "fp32")
     assert ranks is not None
-    found = torch.tensor([rank == 2, False])
+    found = torch.tensor([float(rank == 2), 0.0])  # in the format of the exchange: what a rank found itself must stay
     agreed = ranks.agree_found(found)
     assert agreed.dtype == torch.bool
     reason = ranks.first_of(("forward_nonfinite", "gradient_overflow", "norm_overflow"), "norm_overflow" if rank else "gradient_overflow")
-    return agreed.tolist(), found.tolist(), reason, ranks.agree_error("planted" if rank > 1 else None), ranks.agree_error(None)
+    return agreed.tolist(), found.bool().tolist(), reason, ranks.agree_error("planted" if rank > 1 else None), ranks.agree_error(None)
 
 
 def test_four_ranks_agree_on_what_one_of_them_found() -> None:

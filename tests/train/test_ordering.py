@@ -355,3 +355,34 @@ def test_evaluation_between_micro_batches_changes_nothing(prepare: Prepare) -> N
             session.step()
         weights.append([value.clone() for value in model.state_dict().values()])
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+
+
+@pytest.mark.parametrize("way", ["value", "group", "by hand"])
+def test_scaled_16_bit_sums_are_not_unscaled_where_small_ones_would_vanish(target: mpbackend.Target, way: str) -> None:
+    model = nn.Linear(8, 4)
+    groups = [{"params": list(model.parameters()), **({"clip_norm": 1.0} if way == "group" else {})}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    recipe = "fp16-master:grads=fp16,loss_scale.init=1024"
+    message = "gradients are summed in fp16 under a loss scale"
+    if way != "by hand":
+        with pytest.raises(SessionError, match=message):
+            target.prepare(model, optimizer, recipe, on_unsupported="emulate", clip_value=1.0 if way == "value" else None)
+        return
+    with target.prepare(model, optimizer, recipe, on_unsupported="emulate") as session:
+        with session.autocast():
+            loss = model(torch.ones(1, 8)).float().mean()
+        session.backward(loss)
+        with pytest.raises(SessionError, match=message):
+            session.unscale()
+        assert session.step().stepped
+
+
+def test_a_scaled_gradient_below_the_format_survives_in_fp32(prepare: Prepare) -> None:
+    model, optimizer = one(0.0)
+    session = prepare(model, optimizer, "fp16-master:grads=fp16,loss_scale.mode=static,loss_scale.init=32768")
+    with session.autocast():
+        loss = (model.weight.float() * 2.0**-30).sum()  # unscaled it is less than a quarter of what fp16 holds
+    session.backward(loss)
+    session.step()
+    session.close()
+    assert model.weight.item() == -(2.0**-30)

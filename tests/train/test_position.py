@@ -14,6 +14,9 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler
 
 from mpbackend.errors import SessionError
+from mpbackend.train.content import DataContent
+from mpbackend.train.data import DataWatch
+from mpbackend.train.random_state import host_state
 from mpbackend.train.session import Session
 from tests.support.training import Prepare
 
@@ -238,6 +241,13 @@ def test_the_fingerprint_goes_on_from_the_one_that_was_saved(prepare: Prepare, s
     assert resumed() == resumed()
     assert resumed()[0] == straight.data.batches == 6
     assert resumed()[1] != straight.data.fingerprint
+    prints = set()
+    for before in ("", "0123", "4567"):
+        data = DataWatch()
+        data.load(DataContent(batches=3, fingerprint=before), host_state())
+        list(data.watch(range_loader()))
+        prints.add(data.fingerprint)
+    assert len(prints) == 3
 
 
 def test_watching_draws_nothing_from_the_generators(prepare: Prepare) -> None:

@@ -117,8 +117,7 @@ def two(prepare: Prepare, seed: int, second: Any = torch.optim.SGD, stateful: Ma
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
     optimizers = [torch.optim.AdamW(model[0].parameters(), lr=0.01), second(model[1].parameters(), lr=0.1)]
     schedulers = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5) for optimizer in optimizers]
-    session = prepare(model, optimizers, "fp16:loss_scale.init=64", scheduler=schedulers)
-    session.stateful = dict(stateful or {})
+    session = prepare(model, optimizers, "fp16:loss_scale.init=64", scheduler=schedulers, stateful=stateful)
     train(model, session, make_batches(2, seed=seed))
     return session
 

@@ -95,10 +95,19 @@ def test_tensors_are_rounded_in_slices_and_together_like_one_by_one(monkeypatch:
     values = [torch.linspace(0.1, 0.2, 6).view(3, 2), torch.tensor(0.3001), torch.linspace(1, 2, 40).view(10, 4), torch.linspace(5, 6, 3)]
     alone = StochasticRounding("bf16", 5)
     expected = [alone.round(value) for value in values]
-    for size in (1, 5, 8, 1 << 20):
+    real, sizes = StochasticRounding.round, []
+
+    def note(self: StochasticRounding, value: torch.Tensor) -> torch.Tensor:
+        sizes.append(value.numel())
+        return real(self, value)
+
+    monkeypatch.setattr(StochasticRounding, "round", note)
+    for size, most in ((1, 4), (5, 4), (8, 8), (1 << 20, 50)):
         monkeypatch.setattr(stochastic, "SLICE", size)
+        sizes.clear()
         results = [torch.zeros_like(value, dtype=torch.bfloat16) for value in values]
         StochasticRounding("bf16", 5).round_into(values, results)
+        assert (max(sizes), sum(sizes)) == (most, 50)
         assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
 
 

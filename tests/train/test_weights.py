@@ -223,6 +223,26 @@ def test_weights_written_by_somebody_else_win_over_their_masters() -> None:
         optimizer = torch.optim.SGD(layer.parameters(), lr=1e-3)
 
 
+def test_a_kahan_term_starts_with_what_casting_the_model_lost() -> None:
+    layer = ones(64)
+    exact = torch.linspace(1.0, 1.99, 64).view(1, 64)
+    with torch.no_grad():
+        layer.weight.copy_(exact)
+    with working(layer, torch.optim.SGD(layer.parameters(), lr=1.0), "bf16-kahan") as weights:
+        kept = layer.weight.float() + weights.state_dict()["compensation"]["weight"].float()
+        assert (layer.weight.float() - exact).abs().max() > 2.0**-9
+        assert (kept - exact).abs().max() <= 2.0**-17, "the term of at most 2^-8 is rounded to 8 bits"
+
+
+def test_a_master_that_nobody_wrote_stays_where_it_is() -> None:
+    layer = ones(8)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1e-3)
+    with working(layer, optimizer, "bf16-master") as weights:
+        pointer = optimizer.param_groups[0]["params"][0].data_ptr()
+        descend(layer, optimizer, weights, 3)
+        assert optimizer.param_groups[0]["params"][0].data_ptr() == pointer
+
+
 def test_a_wrapper_that_reduces_gradients_is_refused_unless_the_session_does(monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrapper(nn.Module):
         def __init__(self) -> None:
