@@ -8,7 +8,7 @@ PIP_OPTIONS := --quiet --disable-pip-version-check --no-input --progress-bar off
 PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 TYPED := mpbackend matrices plugins examples benchmarks tests docs
 
-.PHONY: demo test lint test-slow test-ascend test-npu test-cuda test-te bench docs clean python-version
+.PHONY: demo test lint test-slow test-faults test-ascend test-npu test-cuda test-te bench docs clean python-version
 .DEFAULT_GOAL := test
 
 # Threads that wait asleep: on cores that other work shares, waiting busily makes a step ten times slower.
@@ -26,6 +26,10 @@ lint: $(VENV)/.stamp
 
 test-slow: $(VENV)/.stamp
 	$(BIN)/python -m pytest -n 2 -m slow
+
+# Silent faults put back into a copy of the code, one at a time: the tests that guard against each must fail.
+test-faults: $(VENV)/.stamp
+	$(BIN)/python -m tests.faults.run
 
 test-cuda: $(VENV)/.stamp
 	$(BIN)/python -m pytest plugins/cuda/tests/device || [ $$? -eq 5 ]  # 5: nothing collected, no GPU here

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -143,7 +143,6 @@ class Target:
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         schedulers = [scheduler] if isinstance(scheduler, Scheduler) else list(scheduler)
         check_schedulers(schedulers)
-        self._check(chosen, model, optimizers)
         dtype = autocast_dtype(chosen)
         settings = {
             "clip_norm": "none" if clip_norm is None else f"{clip_norm:g}",
@@ -162,23 +161,25 @@ class Target:
             ranks = find_ranks(model, optimizers, chosen, self.backend, settings)
             if ranks is not None:
                 resources.callback(ranks.close)
-            held = Fence(switches, wanted, mode=fence, backend=self.backend.name, owner=f"the session of {chosen.recipe}")
-            resources.enter_context(held)
-            resources.callback(warn_of_changes, held)
-            if dtype is not None:
-                pinned = chosen.effective.sensitive == "fp32"
-                policy = PinnedPolicy(self.backend.autocast_key, self.backend.op_policy(self.info)) if pinned else NativePolicy(self.backend.autocast_key)
-                resources.enter_context(policy)
-            if limits.value is not None or own_limits(optimizers):
-                check_unscalable(chosen, "prepare() with limits of single values or groups")
-            conversion = [*self.backend.convert(model, chosen), *buffers_beside(model, chosen)]
-            weights = make_weights(model, optimizers, chosen.effective, seed=seed, reduces=ranks is not None and ranks.own_sums)
-            if weights is not None:
-                resources.callback(weights.close)
-                conversion += weights.rows()
-            recording = None
-            if record is not None and (ranks is None or ranks.rank == 0):
-                recording = Recording(record, chosen, self.backend, model, conversion, held.report, seed, settings, weights=weights, ranks=ranks)
+            with nullcontext() if ranks is None else ranks.together("prepare()"):
+                self._check(chosen, model, optimizers)
+                held = Fence(switches, wanted, mode=fence, backend=self.backend.name, owner=f"the session of {chosen.recipe}")
+                resources.enter_context(held)
+                resources.callback(warn_of_changes, held)
+                if dtype is not None:
+                    pinned = chosen.effective.sensitive == "fp32"
+                    policy = PinnedPolicy(self.backend.autocast_key, self.backend.op_policy(self.info)) if pinned else NativePolicy(self.backend.autocast_key)
+                    resources.enter_context(policy)
+                if limits.value is not None or own_limits(optimizers):
+                    check_unscalable(chosen, "prepare() with limits of single values or groups")
+                conversion = [*self.backend.convert(model, chosen), *buffers_beside(model, chosen)]
+                weights = make_weights(model, optimizers, chosen.effective, seed=seed, reduces=ranks is not None and ranks.own_sums)
+                if weights is not None:
+                    resources.callback(weights.close)
+                    conversion += weights.rows()
+                recording = None
+                if record is not None and (ranks is None or ranks.rank == 0):
+                    recording = Recording(record, chosen, self.backend, model, conversion, held.report, seed, settings, weights=weights, ranks=ranks)
             session = Session(
                 model,
                 optimizers,
@@ -193,6 +194,7 @@ class Target:
                 resources=resources,
                 weights=weights,
                 ranks=ranks,
+                recorded=record is not None,
                 stateful=check_stateful(stateful),
             )
             if weights is not None:

@@ -29,7 +29,13 @@ from mpbackend.recipe import (
 from mpbackend.roles import Granularity, LossScaling, TensorScaling
 
 POWERS = {name: st.integers(*bounds) for name, bounds in {"init": (0, 24), "growth": (1, 40), "backoff": (-40, -1), "min": (-126, 0), "max": (24, 126)}.items()}
-COUNTS = {"loss_scale.interval": (1, 2**31 - 1), "loss_scale.hysteresis": (1, 2**31 - 1), "scaling.history": (1, 2**31 - 1), "scaling.margin": (0, 15)}
+COUNTS = {
+    "loss_scale.interval": (1, 2**31 - 1),
+    "loss_scale.hysteresis": (1, 2**31 - 1),
+    "loss_scale.patience": (1, 2**31 - 1),
+    "scaling.history": (1, 2**31 - 1),
+    "scaling.margin": (0, 15),
+}
 
 
 def values(path: str) -> st.SearchStrategy[Any]:

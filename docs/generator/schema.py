@@ -14,7 +14,7 @@ from mpbackend.device import Device
 from mpbackend.documents import load_vocabulary
 from mpbackend.observe import record
 from mpbackend.report.view import EVIDENCE_MEANING, SYMBOLS
-from mpbackend.train.state import CheckpointInfo
+from mpbackend.train.checkpoint import CheckpointInfo
 
 ELEMENT = re.compile(r"tuple\[(\w+), \.\.\.\]")
 WORDS = ("Layer", "Rounding", "OverflowMode")
@@ -85,5 +85,5 @@ def record_schema_page() -> str:
         f"## RunRecord\n\n{record_text(record.RunRecord)}",
         f"## StepRow\n\n{record_text(record.StepRow)}",
         *(f"## {kind.__name__}\n\n{record_text(kind)}" for kind in inner),
-        f"## Checkpoints\n\n`Session.save` writes a folder with `state.pt`, read with `weights_only`, and `checkpoint.json`:\n\n{record_text(CheckpointInfo)}",
+        f"## Checkpoints\n\n`Session.save` writes a folder: `checkpoint.json`, and the state files that its token names, read with `weights_only`:\n\n{record_text(CheckpointInfo)}",
     )

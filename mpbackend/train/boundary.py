@@ -104,6 +104,8 @@ class Boundary:
     def unscale(self, window: Window) -> list[torch.Tensor]:
         """Unscale the gradients and keep their norm, from which the verdict is taken later; returns the parameters."""
         sources = self.sources()
+        if self._ranks is not None:
+            self._ranks.settle(sources)
         gradients = self._gradients(sources)
         if gradients and window.unscaled_norm is None:
             factor = 1.0 / (self._present_scale() * (window.seen + 1 if window.average else 1))
@@ -145,9 +147,15 @@ class Boundary:
         norm = verdict.read_norm(sweep.norm, register)
         return self._take(gradients, sweep, norm, free=free) if math.isfinite(norm) else self._skip(gradients, norm, window)
 
+    def check_divisor(self, window: Window, denominator: float | None) -> None:
+        """Raise ``SessionError`` for a denominator that does not divide; of several ranks, all find out together at the boundary."""
+        if self._ranks is None:
+            window.divisor(denominator)
+
     def _divisor(self, window: Window, denominator: float | None) -> float:
-        own = window.divisor(denominator)
-        return own if self._ranks is None or denominator is None else self._ranks.total(own) / self._ranks.factor()
+        if self._ranks is None or denominator is None:
+            return window.divisor(denominator)
+        return self._ranks.total(denominator) / self._ranks.factor()
 
     def _take(self, gradients: Gradients, sweep: Sweep, norm: torch.Tensor | float | None, *, free: bool) -> StepResult:
         scale = self._present_scale()
@@ -196,8 +204,11 @@ class Boundary:
         self._launch(1.0, free=False)
         if self._guard is not None:
             self._guard.restore_where(found)
-        told = Verdict(found, scale.tensor, window.losses, helpable=window.penalized)
-        finite = torch.isfinite(torch.stack([loss.float().reshape(()) for loss in window.losses])).all()
+        finite, losses = torch.isfinite(torch.stack([loss.float().reshape(()) for loss in window.losses])).all(), window.losses
+        if self._ranks is not None:  # a loss is this rank's own: all ranks give one reason, and keep one loss scale
+            finite = ~self._ranks.agree_found(~finite)
+            losses = [torch.where(finite, 0.0, float("nan"))]
+        told = Verdict(found, scale.tensor, losses, helpable=window.penalized)
         scale.update(found, torch.zeros_like(found) if window.penalized else ~finite)
         self._schedule.defer(found, scale.streak_tensor)
         return StepResult(told, grad_norm=sweep.norm, idle=idle)

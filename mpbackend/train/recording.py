@@ -14,7 +14,8 @@ import torch
 
 from mpbackend import __version__
 from mpbackend.formats import FORMATS
-from mpbackend.observe.audit import Observer, SavedActivations, observed_classes
+from mpbackend.observe.audit import Observer, SavedActivations
+from mpbackend.observe.classes import observed_classes
 from mpbackend.observe.record import ClassReading, ComputeReading, RecipeName, Run, RunRecord, StepRow, SwitchReading, Totals, asked_classes
 from mpbackend.observe.record_writer import RecordWriter, count_totals
 from mpbackend.train.data import weights_fingerprint

@@ -61,6 +61,7 @@ class Session(SessionRecord):
         resources: what to undo on close: fence, policy.
         weights: what stands between the parameters and the optimizers, or None.
         ranks: the ranks of the run, or None for one process.
+        recorded: whether a rank writes a record, so that all of them need the norm.
         stateful: the user's own objects to save and load with the session.
 
     Attributes:
@@ -84,6 +85,7 @@ class Session(SessionRecord):
         resources: ExitStack,
         weights: WorkingWeights | None = None,
         ranks: Ranks | None = None,
+        recorded: bool = False,
         stateful: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(model, optimizers, backend.clock(plan.device), recording)
@@ -105,7 +107,7 @@ class Session(SessionRecord):
             self._schedule,
             self.loss_scale,
             limits=limits,
-            needs_norm=recording is not None,
+            needs_norm=recorded,
             overflow=overflow,
             guard=self._guard,
             weights=weights,
@@ -121,7 +123,6 @@ class Session(SessionRecord):
         for optimizer in self.optimizers:
             resources.callback(optimizer.register_step_pre_hook(self._end.check_turn).remove)
         self._release = weakref.finalize(self, resources.close)
-        self._closed = False
 
     def autocast(self) -> AbstractContextManager[None]:
         """Return the context of a forward pass; usable from any thread, and nested. Under fp32 it turns an outer autocast off."""
@@ -196,7 +197,7 @@ class Session(SessionRecord):
             raise SessionError("step(closure)", found="a closure, which runs backward several times", remedy="call session.backward(loss), then session.step()")
         self._forward.check_left("step()")
         window = self._window
-        window.divisor(denominator)
+        self._end.check_divisor(window, denominator)
         window.finish_micro_batch()
         self._forward.used = False
         if window.seen < window.micro_batches:
@@ -206,7 +207,7 @@ class Session(SessionRecord):
     def flush(self, *, denominator: float | None = None) -> StepResult | None:
         """Close a partial group of micro-batches; None when none is open."""
         self._check_open("flush()")
-        self._window.divisor(denominator)
+        self._end.check_divisor(self._window, denominator)
         if self._window.open:
             self._window.finish_micro_batch()
         return self._close_window(denominator) if self._window.seen else None
@@ -249,7 +250,7 @@ class Session(SessionRecord):
         self._guarding = False
 
     def _check_open(self, asked: str) -> None:
-        if self._closed:
+        if not self._release.alive:
             raise SessionError(asked, found="the session is closed", remedy="prepare a new one")
 
     def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
@@ -275,10 +276,9 @@ class Session(SessionRecord):
 
     def close(self) -> None:
         """Write what is pending and undo what ``prepare`` set; may be called twice."""
-        if self._closed:
+        if not self._release.alive:
             return
         self._schedule.settle()
-        self._closed = True
         try:
             self._release()
         finally:

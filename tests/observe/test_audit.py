@@ -15,7 +15,8 @@ from torch.nn.functional import conv1d, conv2d, conv_transpose2d, linear, scaled
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from mpbackend.observe.audit import Audit, Observer, SavedActivations, effective_text, observed_classes
+from mpbackend.observe.audit import Audit, Observer, SavedActivations, effective_text
+from mpbackend.observe.classes import observed_classes
 from mpbackend.observe.flops import HIDES_PRODUCTS, PRODUCTS, SAME_FLOPS, Operation, product_flops
 
 aten = torch.ops.aten

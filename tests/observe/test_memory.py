@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from mpbackend.footprint import OPTIMIZERS, footprint
-from mpbackend.observe.audit import SavedActivations, observed_classes
+from mpbackend.observe.audit import SavedActivations
+from mpbackend.observe.classes import observed_classes
 from mpbackend.observe.memory import dtype_name, nested_tensors, state_tensors, tensor_bytes
 from mpbackend.recipe import parse_recipe
 

@@ -83,7 +83,7 @@ def test_a_compiled_model_trains_as_the_model_does(prepare: Prepare, recipe: str
 @pytest.mark.parametrize("recipe", ["bf16", "bf16-master"])
 def test_a_compiled_model_can_be_prepared_and_recorded(prepare: Prepare, recipe: str, tmp_path: Any) -> None:
     torch._dynamo.reset()
-    model = torch.compile(seeded(Plain), backend="aot_eager")
+    model: Any = torch.compile(seeded(Plain), backend="aot_eager")
     session = prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), recipe, record=tmp_path / "run")
     assert set(train(session, model, make_batches(3))) == {torch.bfloat16}
 

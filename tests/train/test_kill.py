@@ -44,6 +44,6 @@ def test_fifty_kills_at_random_moments_lose_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_thousand_kills_at_random_moments_lose_nothing(tmp_path: Path) -> None:
-    report = killed("random", str(tmp_path / "run"), "--runs", "2000", "--seed", "2", limit_s=1200.0)
+    report = killed("random", str(tmp_path / "run"), "--runs", "2060", "--seed", "2", limit_s=1200.0)
     assert report["faults"] == []
-    assert report["killed"] > 1900
+    assert report["killed"] >= 2000  # of 2,060: one in eighty comes to its end first

@@ -120,7 +120,7 @@ def test_two_models_and_optimizers_in_one_session_share_one_verdict(prepare: Pre
     models = nn.ModuleList([one()[0], one()[0]])
     optimizers = [torch.optim.SGD(model.parameters(), lr=1.0) for model in models]
     session = prepare(models, optimizers, DYNAMIC)
-    weights = [model.weight for model in models]
+    weights = list(models.parameters())
     session.backward(weights[0].sum() + (weights[1] * math.inf).sum() * 0 + (weights[1] * 1e38).sum())
     result = session.step()
     assert (result.stepped, session.loss_scale.value) == (False, 32768.0)
@@ -130,10 +130,11 @@ def test_two_models_and_optimizers_in_one_session_share_one_verdict(prepare: Pre
 def test_the_optimizer_that_got_no_gradient_is_named(prepare: Prepare) -> None:
     models = nn.ModuleList([one()[0], one()[0]])
     session = prepare(models, [torch.optim.SGD(model.parameters(), lr=1.0) for model in models], "fp32")
-    session.backward(models[0].weight.sum())
+    first, second = models.parameters()
+    session.backward(first.sum())
     result = session.step()
     assert (result.stepped, result.idle) == (True, ("optimizer 1 (SGD): 0 of 1 parameters have gradients",))
-    session.backward(models[0].weight.sum() + models[1].weight.sum())
+    session.backward(first.sum() + second.sum())
     assert session.step().idle == ()
 
 
@@ -141,7 +142,7 @@ def test_case_04_an_optimizer_that_never_gets_a_gradient_is_an_error_in_the_end(
     models = nn.ModuleList([one()[0], one()[0]])
     optimizers = [torch.optim.SGD(model.parameters(), lr=1.0) for model in models]
     with pytest.raises(SessionError, match=r"no parameter of optimizer 1 \(SGD\) ever got a gradient"), target.prepare(models, optimizers, "fp32") as session:
-        session.backward(models[0].weight.sum())
+        session.backward(next(models.parameters()).sum())
         assert session.step().idle
 
 
@@ -282,7 +283,7 @@ def test_an_infinity_is_not_clipped_into_a_number(prepare: Prepare) -> None:
 
 def test_a_group_with_a_limit_of_its_own_is_clipped_by_its_own_norm(prepare: Prepare) -> None:
     models = [one()[0] for _ in range(4)]
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [models[0].weight], "clip_norm": 1.0},
         {"params": [models[1].weight], "clip_value": 0.25},
         {"params": [models[2].weight, models[3].weight]},
