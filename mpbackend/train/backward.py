@@ -83,10 +83,13 @@ class Backward:
         inside = torch.is_autocast_enabled(self._device_type)
         if inside:
             self._count(INSIDE)
-        closed = torch.autocast(self._device_type, enabled=False) if inside else NOTHING
+        around = self._around.make("backward", self._patience.diagnosis)
         try:
-            with closed, self._around.make("backward", self._patience.diagnosis) or NOTHING:
+            if around is None and not inside:
                 self.scaled(loss).backward(retain_graph=retain_graph)
+            else:
+                with torch.autocast(self._device_type, enabled=False) if inside else NOTHING, around or NOTHING:
+                    self.scaled(loss).backward(retain_graph=retain_graph)
         except BaseException as error:
             drop()
             error.add_note("mpbackend: backward() did not finish; the gradients of this step were dropped, those of its earlier micro-batches included")

@@ -73,6 +73,7 @@ class Boundary:
         self._by_group = own_limits(optimizers)
         self._apart = not shared(optimizers)
         self._block = block
+        self._large = False
         self._turn = False
         self._held: tuple[int, list[torch.Tensor]] = (-1, [])
         self.unfed = set(range(len(optimizers)))
@@ -91,11 +92,15 @@ class Boundary:
 
     def sources(self) -> list[torch.Tensor]:
         """Return the tensors whose gradients a step uses, each once: the parameters that the optimizers hold now, or what stands for them."""
-        count = sum(len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups)
+        count = 0
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                count += len(group["params"])
         if count != self._held[0]:
             self._by_group = own_limits(self._optimizers)
             self._apart = not shared(self._optimizers)
             self._held = count, self._weights.sources() if self._weights is not None else clipping.unique_parameters(self._optimizers)
+            self._large = 0 < self._block < sum(source.numel() for source in self._held[1])
         return self._held[1]
 
     def _gradients(self, sources: list[torch.Tensor]) -> Gradients:
@@ -188,7 +193,7 @@ class Boundary:
             for optimizer in self._optimizers:
                 if self._weights is not None:
                     self._weights.step(optimizer, multiplier)
-                elif self._block and takes_blocks(optimizer):
+                elif self._large and takes_blocks(optimizer):
                     step_in_blocks(optimizer, self._block, multiplier, free=free and self._apart)
                 else:
                     scale_all(optimizer, multiplier)
@@ -232,7 +237,7 @@ class Boundary:
 
     def _idle(self) -> tuple[str, ...]:
         """Return a line for each optimizer without a gradient, and remember which ones ever had one."""
-        if len(self._optimizers) == 1 and not self.unfed:
+        if not self.unfed and len(self._optimizers) == 1:
             return ()
         lines = []
         for number, optimizer in enumerate(self._optimizers):

@@ -22,17 +22,16 @@ class Deferral:
     Args:
         optimizers: all of them must be fused, and no parameter may stand in two: the first would unscale it for the second.
         allowed: whether the session has nothing to do between unscaling and the optimizer.
+
+    Attributes:
+        folds: whether the optimizers can unscale and clip.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], *, allowed: bool) -> None:
         self._optimizers = optimizers
-        self._folds = allowed and folding(optimizers)
+        self.folds = allowed and folding(optimizers)
+        self._folded = False
         self._waiting = [optimizer for optimizer in optimizers if starts_blank(optimizer)]
-
-    @property
-    def folds(self) -> bool:
-        """Whether the optimizers can unscale and clip."""
-        return self._folds
 
     def possible(self) -> bool:
         """Whether the optimizers can judge this step.
@@ -40,7 +39,7 @@ class Deferral:
         Not while somebody's step hooks would take a skipped step for a taken one, and not while a momentum is missing: torch makes it without values in the
         optimizer's first step and, told to skip, leaves it so.
         """
-        if not self._folds:
+        if not self.folds:
             return False
         if self._waiting:
             self._waiting = [optimizer for optimizer in self._waiting if not has_momenta(optimizer)]
@@ -54,6 +53,7 @@ class Deferral:
             found: scalar bool tensor; None takes the step.
             device: where the gradients are.
         """
+        self._folded = True
         scale = multiplier.reciprocal().float() if isinstance(multiplier, torch.Tensor) else torch.tensor(1.0 / multiplier, device=device)
         for optimizer in self._optimizers:
             optimizer.grad_scale = scale  # type: ignore[attr-defined] # torch reads it with getattr
@@ -62,6 +62,9 @@ class Deferral:
 
     def unfold(self) -> None:
         """Take back what ``fold`` said."""
+        if not self._folded:
+            return
+        self._folded = False
         for optimizer in self._optimizers:
             for name in ("grad_scale", "found_inf"):
                 if hasattr(optimizer, name):

@@ -42,18 +42,19 @@ class GradientMarks:
 
     def take(self, sources: Sequence[torch.Tensor]) -> None:
         """Mark the gradients as they are."""
-        self._marks = [None if source.grad is None else (id(source.grad), source.grad._version) for source in sources]
+        self._marks = [None if (gradient := source.grad) is None else (id(gradient), gradient._version) for source in sources]
 
     def check(self, asked: str, sources: Sequence[torch.Tensor]) -> None:
         """Raise ``SessionError`` when a gradient was cleared since it was marked, or, while they are scaled, changed."""
         if self._marks is None or len(self._marks) != len(sources):
             return
         for source, mark in zip(sources, self._marks, strict=True):
-            if source.grad is None:
+            gradient = source.grad
+            if gradient is None:
                 if mark is not None:
                     found = f"the gradient of {self._name(source)} was cleared in the middle of a step"
                     raise SessionError(asked, found=found, remedy="leave zero_grad() out: step() clears gradients after the step")
-            elif self._scaled and mark != (id(source.grad), source.grad._version):
+            elif self._scaled and mark != (id(gradient), gradient._version):
                 found = f"the gradient of {self._name(source)} was changed while it was multiplied with the loss scale"
                 raise SessionError(asked, found=found, remedy="clip with prepare(clip_norm=...), or call session.unscale() before touching gradients")
 

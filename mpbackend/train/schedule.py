@@ -38,6 +38,8 @@ class Schedule:
         Raises:
             SessionError: somebody else stepped one.
         """
+        if not self.schedulers:
+            return
         self.check()
         for scheduler in self.schedulers:
             scheduler.step()

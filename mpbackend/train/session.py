@@ -249,10 +249,6 @@ class Session(SessionRecord):
         self._marks.forget()
         self._guarding = False
 
-    def _check_open(self, asked: str) -> None:
-        if not self._release.alive:
-            raise SessionError(asked, found="the session is closed", remedy="prepare a new one")
-
     def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
         """Save everything the next step depends on; see ``mpbackend.train.state``."""
         self._check_boundary("save()")
@@ -276,9 +272,10 @@ class Session(SessionRecord):
 
     def close(self) -> None:
         """Write what is pending and undo what ``prepare`` set; may be called twice."""
-        if not self._release.alive:
+        if self._closed:
             return
         self._schedule.settle()
+        self._closed = True
         try:
             self._release()
         finally:

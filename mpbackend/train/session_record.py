@@ -46,10 +46,15 @@ class SessionRecord:
         self.steps = 0
         self.segment = 0
         self.counters: dict[str, int] = {}
+        self._closed = False
         self._recording = recording
         self._clock = clock
         self.data = DataWatch()
         self._journal = Journal(clock)
+
+    def _check_open(self, asked: str) -> None:
+        if self._closed:
+            raise SessionError(asked, found="the session is closed", remedy="prepare a new one")
 
     def count(self, name: str) -> None:
         """Count one event; the record holds the counters."""

@@ -55,7 +55,7 @@ def test_fp32_is_fp32_inside_an_outer_autocast(prepare: Prepare) -> None:
         assert model(torch.ones(1, 8)).dtype == torch.float32
 
 
-def test_a_step_inside_someone_elses_autocast_is_refused(prepare: Prepare) -> None:
+def test_case_27_a_step_inside_someone_elses_autocast_is_refused(prepare: Prepare) -> None:
     model, optimizer = one()
     session = prepare(model, optimizer, "fp32")
     session.backward(model.weight.sum())

@@ -387,3 +387,23 @@ def test_a_scaled_gradient_below_the_format_survives_in_fp32(prepare: Prepare) -
     session.step()
     session.close()
     assert model.weight.item() == -(2.0**-30)
+
+
+def test_groups_without_a_limit_of_their_own_share_one_norm(prepare: Prepare) -> None:
+    models = [one()[0] for _ in range(3)]
+    groups = [{"params": [models[0].weight], "clip_norm": 1.0}, {"params": [models[1].weight]}, {"params": [models[2].weight]}]
+    session = prepare(nn.ModuleList(models), torch.optim.SGD(groups, lr=1.0), DYNAMIC, clip_norm=10.0)
+    session.backward((models[0].weight * 8.0 + models[1].weight * 30.0 + models[2].weight * 40.0).sum())
+    session.step()
+    moved = [1.0 - model.weight.item() for model in models]
+    assert moved == pytest.approx([1.0, 6.0, 8.0], rel=1e-5)  # as above
+
+
+def test_a_loss_that_is_changed_after_backward_is_recorded_as_it_was(prepare: Prepare) -> None:
+    model, optimizer = one()
+    session = prepare(model, optimizer, "fp32")
+    loss = model.weight.sum() * 3.0
+    session.backward(loss)
+    session.step()
+    loss.detach().zero_()
+    assert [row.loss for row in session.drain()] == [3.0]

@@ -73,7 +73,7 @@ def test_fp16_trains_with_dynamic_scaling_close_to_fp32(prepare: Prepare) -> Non
     assert abs(losses[0] - losses[1]) < 0.1 * losses[1]
 
 
-def test_an_overflow_skips_one_step_halves_the_scale_and_leaves_weights_and_buffers(prepare: Prepare) -> None:
+def test_case_07_an_overflow_skips_one_step_halves_the_scale_and_leaves_weights_and_buffers(prepare: Prepare) -> None:
     model = make_net()
     optimizer = adamw(model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
@@ -97,7 +97,7 @@ def test_an_overflow_skips_one_step_halves_the_scale_and_leaves_weights_and_buff
     assert session.loss_scale.value == 512.0
 
 
-def test_buffers_are_restored_even_when_the_very_first_step_overflows(prepare: Prepare) -> None:
+def test_case_70_buffers_are_restored_even_when_the_very_first_step_overflows(prepare: Prepare) -> None:
     model = make_net()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     session = prepare(model, adamw(model), "fp16")
