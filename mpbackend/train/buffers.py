@@ -13,6 +13,7 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 from mpbackend.errors import SessionError
+from mpbackend.train.host_copy import HostCopy
 
 BUDGET_BYTES = 64 * 2**20
 
@@ -45,6 +46,7 @@ class BufferGuard:
         self._budget = budget
         self._copies: dict[str, torch.Tensor] = {}
         self._learning = True
+        self._coming: Coming | None = None
         self._watched: list[str] = []
         self.left_out: list[str] = []
         self._watch(list(self._places))
@@ -62,21 +64,39 @@ class BufferGuard:
     @torch.no_grad()
     def open_window(self) -> None:
         """Copy the watched buffers; called before the first forward pass of a step."""
+        if self._coming is not None and self._coming.copy.ready:
+            self._adopt(self._coming)
         self._copies = {name: self._places[name].tensor.detach().clone() for name in self._watched}
 
     def close_window(self) -> None:
         """Learn which buffers the step changed; called after a step that was taken. The first call reads the device once."""
-        moved = [name for name, place in self._places.items() if place.mark() != self._marks[name]]
+        moved = self._moved()
         if self._learning and self._copies:
-            self._learning = False
-            differs = {name: differ(copy, self._places[name].tensor) for name, copy in self._copies.items()}
+            differs = self._differs()
             values = torch.stack(list(differs.values())).tolist() if differs else []
-            self._watch([*(name for name, value in zip(differs, values, strict=True) if value), *moved])
-            if self.left_out:
-                warnings.warn(f"buffers over the {self._budget:,} B budget are not restored on a skipped step: {', '.join(self.left_out)}", stacklevel=4)
+            self._learn([*(name for name, value in zip(differs, values, strict=True) if value), *moved])
         elif moved:
             self._watch([*self._watched, *moved])
         self._marks = {name: place.mark() for name, place in self._places.items()}
+
+    def _moved(self) -> list[str]:
+        return [name for name, place in self._places.items() if place.mark() != self._marks[name]]
+
+    def _differs(self) -> dict[str, torch.Tensor]:
+        return {name: differ(copy, self._places[name].tensor) for name, copy in self._copies.items()}
+
+    def _learn(self, changed: list[str]) -> None:
+        self._learning = False
+        self._watch(changed)
+        if self.left_out:
+            warnings.warn(f"buffers over the {self._budget:,} B budget are not restored on a skipped step: {', '.join(self.left_out)}", stacklevel=5)
+
+    def _adopt(self, coming: Coming) -> None:
+        """Learn from a step whose verdict was on the device, when it has come to the host; one that was skipped teaches nothing."""
+        self._coming = None
+        found, *values = coming.copy.read()
+        if not found:
+            self._learn([*(name for name, value in zip(coming.names, values, strict=True) if value), *coming.moved])
 
     @torch.no_grad()
     def restore_where(self, found: torch.Tensor) -> None:
@@ -85,11 +105,17 @@ class BufferGuard:
         Args:
             found: scalar bool tensor on the device.
         """
+        moved = self._moved()
+        if self._learning and self._copies and self._coming is None:
+            differs = self._differs()
+            self._coming = Coming(list(differs), moved, HostCopy([found, *differs.values()]))
+        elif moved and not self._learning:
+            self._watch([*self._watched, *moved])
         for name, copy in self._copies.items():
             place = self._places[name]
             if place.tensor.shape == copy.shape and place.tensor.dtype == copy.dtype:
                 place.tensor.copy_(torch.where(found, copy, place.tensor))
-                self._marks[name] = place.mark()
+        self._marks = {name: place.mark() for name, place in self._places.items()}
 
     @torch.no_grad()
     def restore(self) -> list[str]:
@@ -102,6 +128,14 @@ class BufferGuard:
                 place.module._buffers[place.name] = copy
             self._marks[name] = place.mark()
         return list(self._copies)
+
+
+class Coming(NamedTuple):
+    """What a step changed, on its way to the host: the compared buffers, those whose counter moved, and the verdict with a flag for each compared one."""
+
+    names: list[str]
+    moved: list[str]
+    copy: HostCopy
 
 
 class Place(NamedTuple):

@@ -57,7 +57,7 @@ WITH_TORCH: tuple[tuple[str, ...], ...] = (
         "train.reference",
         "train.verdict",
     ),
-    ("train.backward", "train.blocks", "train.deferral", "train.fitting", "train.position", "train.schedule", "train.weights"),
+    ("train.backward", "train.blocks", "train.buffers", "train.deferral", "train.fitting", "train.position", "train.schedule", "train.weights"),
     ("train.boundary", "train.data", "train.sharded_state"),
     ("train.recording", "train.session_record", "train.state"),
     ("train.session",),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -57,3 +58,31 @@ def test_the_budget_keeps_normalization_first_and_names_what_it_leaves_out() -> 
     assert guard.left_out == ["fixed"]
     guard = BufferGuard(Stateful(), budget=40)
     assert set(guard.left_out) == {"counter", "late", "fixed", "mean", "var"}
+
+
+def test_a_verdict_on_the_device_restores_and_learns_without_being_read() -> None:
+    model = Stateful()
+    guard = BufferGuard(model)
+    for step in range(7):
+        guard.open_window()
+        watched = set(guard._watched)
+        before = snapshot(model)
+        model(torch.randn(8, 4) + step)
+        moved = snapshot(model)
+        skipped = step in (0, 3, 6)
+        guard.restore_where(torch.tensor(skipped))
+        after = snapshot(model)
+        for name in before:
+            late_is_new = step == 3 and name == "late" and name not in watched
+            assert torch.equal(after[name], before[name] if skipped and not late_is_new else moved[name]), (step, name)
+        assert ("fixed" in watched) == (step < 2), "nothing is learned from the skipped first step, and that it stands still from the second"
+
+
+def test_what_the_budget_leaves_out_is_named_after_a_deferred_step_too() -> None:
+    model = Stateful()
+    guard = BufferGuard(model, budget=40)
+    guard.open_window()
+    model(torch.randn(8, 4))
+    guard.restore_where(torch.tensor(False))
+    with pytest.warns(UserWarning, match="over the 40 B budget"):
+        guard.open_window()

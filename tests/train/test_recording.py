@@ -146,3 +146,26 @@ def test_the_record_is_written_while_the_run_goes_on(prepare: Prepare, record: P
     assert load_record(record).record.totals.steps == 1
     train(model, session, make_batches(50))
     assert load_record(record).record.totals.steps >= 50
+
+
+@pytest.mark.filterwarnings("ignore:bf16-params:UserWarning")  # says that updates may be lost
+def test_case_22_the_record_counts_the_updates_that_are_lost(prepare: Prepare, record: Path) -> None:
+    model = nn.Linear(8, 1, bias=False)
+    nn.init.ones_(model.weight)
+    session = prepare(model, torch.optim.SGD(model.parameters(), lr=1e-3), "bf16-params", record=record)
+    for _ in range(3):
+        with session.autocast():
+            loss = model.weight[:, :6].sum()  # two of eight weights get a gradient of 0
+        session.backward(loss)
+        session.step()
+    session.close()
+    assert load_record(record).record.counters == {"lost_updates": 6, "sampled_updates": 6}
+
+
+def test_case_11_fp16_with_scaling_turned_off_stands_in_the_record_as_the_users_choice(prepare: Prepare, record: Path) -> None:
+    session = recorded(prepare, record, "fp16:loss_scale.mode=none", make_net())
+    session.close()
+    (decision,) = [decision for decision in load_record(record).record.plan if decision.role == "loss_scale.mode"]
+    assert (decision.grant, decision.granted) == ("warned", "none")
+    assert decision.reason == "fp16 without loss scaling: gradients below 6e-8 become 0; the recipe asks for it"
+    assert any("fp16 without loss scaling" in warning for warning in session.plan.warnings)

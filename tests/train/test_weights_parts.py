@@ -192,3 +192,24 @@ def test_recipes_that_keep_updates_have_no_lost_ones_to_count() -> None:
         weights.sample = True
         train(model, optimizer, weights, 1, dtype=BF16)
         assert weights.take_lost() is None
+
+
+@pytest.mark.parametrize("recipe", ["bf16-master:optimizer=bf16", "fp32:optimizer=bf16"])
+def test_16_bit_moments_are_updated_in_fp32_and_rounded_once_a_step(recipe: str) -> None:
+    model, twin = net(), net()
+    options: dict[str, Any] = {"lr": 0.01, "foreach": False}
+    optimizer, reference = torch.optim.AdamW(model.parameters(), **options), torch.optim.AdamW(twin.parameters(), **options)
+    with working(model, optimizer, recipe) as weights:
+        for number in range(4):
+            for source, other in zip(weights.sources(), twin.parameters(), strict=True):
+                gradient = torch.randn(other.shape, generator=torch.Generator().manual_seed(number))
+                source.grad, other.grad = gradient.clone(), gradient
+            weights.step(optimizer)
+            reference.step()
+            for state in reference.state.values():
+                for key in ("exp_avg", "exp_avg_sq"):
+                    state[key] = state[key].to(BF16).float()
+        for mine, theirs in zip(optimizer.state.values(), reference.state.values(), strict=True):
+            assert mine["exp_avg"].dtype == BF16
+            assert all(torch.equal(mine[key].float(), theirs[key]) for key in ("exp_avg", "exp_avg_sq"))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
