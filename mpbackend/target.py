@@ -35,6 +35,7 @@ from mpbackend.train.clipping import check_limits
 from mpbackend.train.distributed import find_ranks
 from mpbackend.train.fence import Fence
 from mpbackend.train.gradients import own_limits
+from mpbackend.train.hazards import warn_of_hazards
 from mpbackend.train.policy import NativePolicy, PinnedPolicy
 from mpbackend.train.recording import Recording
 from mpbackend.train.schedule import Scheduler
@@ -163,6 +164,8 @@ class Target:
                 resources.callback(ranks.close)
             with nullcontext() if ranks is None else ranks.together("prepare()"):
                 self._check(chosen, model, optimizers)
+                for hook in warn_of_hazards(model):
+                    resources.callback(hook.remove)
                 held = Fence(switches, wanted, mode=fence, backend=self.backend.name, owner=f"the session of {chosen.recipe}")
                 resources.enter_context(held)
                 resources.callback(warn_of_changes, held)

@@ -15,6 +15,8 @@ from mpbackend.train.step import StepResult
 
 if TYPE_CHECKING:
     from mpbackend.backend import Clock
+    from mpbackend.train.device_scale import DeviceScale
+    from mpbackend.train.loss_scale import LossScale
     from mpbackend.train.recording import Recording
     from mpbackend.train.window import Window
 
@@ -38,7 +40,10 @@ class SessionRecord:
         segment: how often the run was resumed.
         counters: what the session put right or noticed, by name.
         data: counts and fingerprints the batches.
+        loss_scale: the state of loss scaling.
     """
+
+    loss_scale: LossScale | DeviceScale
 
     def __init__(self, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], clock: Clock, recording: Recording | None) -> None:
         self.model = model
@@ -103,7 +108,14 @@ class SessionRecord:
         """Read the pending rows in one transfer and, when recording, write them."""
         rows = self._journal.read()
         if self._recording is not None:
-            self._recording.write(rows, self.data.fingerprint, self.counters)
+            self._recording.write(rows, self.data.fingerprint, self._told())
+
+    def _told(self) -> dict[str, int]:
+        """Return the counters, and those of loss scaling: the search for a first scale apart from the steady state. Reads a scale that lives on the device."""
+        if not self.loss_scale.dynamic:
+            return self.counters
+        state = self.loss_scale.state_dict()
+        return {**self.counters, "startup_skips": state["startup_skips"], "skips": state["skips"]}
 
     def account(self) -> str:
         """Return the five classes, asked and observed, as a table.

@@ -103,10 +103,9 @@ def run_tests(copy: Path, tests: Sequence[str], *options: str, limit_s: float | 
                 return Outcome(None, (), f"hung for {limit_s:g} s", "")
         cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
     failed = tuple(node_id(case) for case in cases if case.find("failure") is not None)
-    errors = [node_id(case) for case in cases if case.find("error") is not None]
     texts = [part.text or "" for case in cases for part in (*case.findall("failure"), *case.findall("error"))]
     loud = next((match[0].removeprefix("E").strip() for text in texts if (match := LOUD.search(text))), "")
-    return Outcome(run.returncode, failed, loud or (f"an error outside of the test: {errors[0]}" if errors else ""), output)
+    return Outcome(run.returncode, failed, loud, output)
 
 
 def node_id(case: ElementTree.Element) -> str:
@@ -128,9 +127,9 @@ def try_fault(copy: Path, fault: Fault) -> str:
     finally:
         path.write_text(text, encoding="utf-8")
     green = [test for test in fault.test if not any(failed == test or failed.startswith(f"{test}[") for failed in outcome.failed)]
-    if outcome.loud:
-        return outcome.loud
-    return f"exit status {outcome.status}; not failed: {', '.join(green)}" if green or outcome.status != 1 else ""
+    if green or outcome.status != 1:
+        return f"exit status {outcome.status}; not failed: {', '.join(green)}; {outcome.loud}"
+    return outcome.loud
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

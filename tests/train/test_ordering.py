@@ -407,3 +407,31 @@ def test_a_loss_that_is_changed_after_backward_is_recorded_as_it_was(prepare: Pr
     session.step()
     loss.detach().zero_()
     assert [row.loss for row in session.drain()] == [3.0]
+
+
+def test_an_infinity_that_was_clipped_by_hand_skips_the_step(prepare: Prepare) -> None:
+    model, optimizer = one()
+    session = prepare(model, optimizer, DYNAMIC)
+    pull(session, model, 1e38)
+    torch.nn.utils.clip_grad_value_(session.unscale(), 0.5)
+    assert model.weight.grad is not None
+    assert model.weight.grad.item() == 0.5
+    result = session.step()
+    assert (result.stepped, session.loss_scale.value, model.weight.item()) == (False, 32768.0, 1.0)
+
+
+@pytest.mark.parametrize("recipe", [DYNAMIC, "bf16-master"])
+def test_a_group_that_is_added_after_a_step_is_unscaled_clipped_and_cleared(prepare: Prepare, recipe: str) -> None:
+    models = nn.ModuleList([one()[0], one()[0]])
+    first, late = (model.weight for model in models)
+    optimizer = torch.optim.SGD([first], lr=1.0)
+    session = prepare(models, optimizer, recipe, clip_norm=5.0)
+    for added in (False, True, True):
+        if added and len(optimizer.param_groups) == 1:
+            optimizer.add_param_group({"params": [late], "lr": 1.0})
+        with session.autocast():
+            loss = (first * 3.0 + (late * 4.0 if added else 0.0)).sum()
+        session.backward(loss)
+        session.step()
+    assert (first.item(), late.item()) == pytest.approx((1.0 - 9.0, 1.0 - 8.0), rel=1e-5)  # as above
+    assert late.grad is None
