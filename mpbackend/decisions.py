@@ -191,7 +191,7 @@ def decide_stored(request: Request) -> list[Decision]:
     if recipe.scaling.mode == "none" and is_low_bit(recipe.compute.forward):
         reasons["scaling.mode"] = (f"no scaling: values outside the range of {recipe.compute.forward} are lost; the recipe asks for it", "warned")
     if (eps := FORMATS[recipe.params].eps) > FORMATS["fp32"].eps and recipe.master == "none":
-        reasons["params"] = (f"no master copy: an update below {eps / 2:g} of a weight is lost; bf16-kahan and bf16-sr keep it", "warned")
+        reasons["params"] = (f"no master copy: an update below {eps / 4:g} of a weight is lost; bf16-kahan and bf16-sr keep it", "warned")
     if recipe.sensitive == "fp32":
         reasons["sensitive"] = (
             f"layer and group norms, softmax, losses: the same list is pinned to fp32 on every backend{LOGITS_MEMORY if wanted_in_16_bits(recipe) else ''}",

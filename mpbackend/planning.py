@@ -199,7 +199,7 @@ def synchronizations(recipe: Recipe) -> tuple[str, ...]:
     if recipe.loss_scale.mode == "dynamic":
         points = [
             "step(): one scalar read of the overflow verdict before the optimizer; none where every optimizer is fused, whose verdict is copied to a scheduler "
-            "while the next step is queued",
+            "while the next step is queued; without one it is looked at every 128 steps, for loss_scale.patience",
             "a skipped step: the loss and the gradients are read to name the cause",
             "the first taken step: one read tells which buffers the forward pass changes",
             *points,

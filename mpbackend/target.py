@@ -175,11 +175,11 @@ class Target:
                     resources.enter_context(policy)
                 if limits.value is not None or own_limits(optimizers):
                     check_unscalable(chosen, "prepare() with limits of single values or groups")
-                conversion = [*self.backend.convert(model, chosen), *buffers_beside(model, chosen)]
+                conversion = list(self.backend.convert(model, chosen))
                 weights = make_weights(model, optimizers, chosen.effective, seed=seed, reduces=ranks is not None and ranks.own_sums)
                 if weights is not None:
                     resources.callback(weights.close)
-                    conversion += weights.rows()
+                conversion += buffers_beside(model, chosen) if weights is None else weights.rows()
                 recording = None
                 if record is not None and (ranks is None or ranks.rank == 0):
                     recording = Recording(record, chosen, self.backend, model, conversion, held.report, seed, settings, weights=weights, ranks=ranks)

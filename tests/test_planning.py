@@ -456,8 +456,8 @@ def test_what_keeps_the_bits_of_an_update_is_no_warning(recipe: str) -> None:
     assert on(recipe, "h100").warnings == []
 
 
-@pytest.mark.parametrize(("recipe", "bits"), [("bf16-params", "0.00390625"), ("fp16:params=fp16", "0.000488281")])
-def test_the_warning_states_half_an_ulp(recipe: str, bits: str) -> None:
+@pytest.mark.parametrize(("recipe", "bits"), [("bf16-params", "0.00195312"), ("fp16:params=fp16", "0.000244141")])
+def test_the_warning_states_what_is_less_than_half_an_ulp_of_every_weight(recipe: str, bits: str) -> None:
     assert f"below {bits} of a weight" in on(recipe, "h100").decision("params").reason
 
 

@@ -22,9 +22,8 @@ class BufferGuard:
     """Copies of the buffers that a forward pass may change.
 
     In the first window every buffer is copied. Afterwards: those of normalization modules, those whose values the first window changed, and those whose
-    version counter ever moves. The counter alone is not enough: ``native_batch_norm`` writes its running statistics without moving it.
-    A buffer whose first change ever comes in a skipped step, after windows
-    in which it stood still, is not restored in that step.
+    version counter ever moves. The counter alone is not enough: ``native_batch_norm`` writes its running statistics without moving it. A buffer whose first
+    change ever comes in a skipped step, after windows in which it stood still, is not restored in that step.
 
     Args:
         model: the model.

@@ -65,7 +65,8 @@ class Casting:
                     continue
                 seen.add(id(parameter))
                 stays = id(parameter) in self._kept
-                (kept if stays else cast).append(name)
+                if stays or parameter.dtype != params:
+                    (kept if stays else cast).append(name)
                 if parameter.dtype != (dtype := torch.float32 if stays else params):
                     yield parameter, dtype
             layer = prefix or "the model"

@@ -6,7 +6,7 @@ counters, which torch moves when a tensor is written; comparing them reads nothi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -44,19 +44,30 @@ class GradientMarks:
         """Mark the gradients as they are."""
         self._marks = [None if (gradient := source.grad) is None else (id(gradient), gradient._version) for source in sources]
 
-    def check(self, asked: str, sources: Sequence[torch.Tensor]) -> None:
-        """Raise ``SessionError`` when a gradient was cleared since it was marked, or, while they are scaled, changed."""
+    def check(self, asked: str, sources: Sequence[torch.Tensor], drop: Callable[[Sequence[torch.Tensor]], None]) -> None:
+        """Compare gradients with their marks.
+
+        Args:
+            asked: what the session was asked to do.
+            sources: the tensors whose gradients were marked.
+            drop: drops the gradients of the step; called before an error, so that the next step starts clean.
+
+        Raises:
+            SessionError: one was cleared since it was marked or, while they are scaled, changed.
+        """
         if self._marks is None or len(self._marks) != len(sources):
             return
         for source, mark in zip(sources, self._marks, strict=True):
             gradient = source.grad
-            if gradient is None:
-                if mark is not None:
-                    found = f"the gradient of {self._name(source)} was cleared in the middle of a step"
-                    raise SessionError(asked, found=found, remedy="leave zero_grad() out: step() clears gradients after the step")
-            elif self._scaled and mark != (id(gradient), gradient._version):
-                found = f"the gradient of {self._name(source)} was changed while it was multiplied with the loss scale"
-                raise SessionError(asked, found=found, remedy="clip with prepare(clip_norm=...), or call session.unscale() before touching gradients")
+            if gradient is None and mark is not None:
+                found, remedy = "was cleared in the middle of a step", "leave zero_grad() out: step() clears gradients after the step"
+            elif gradient is not None and self._scaled and mark != (id(gradient), gradient._version):
+                found = "was changed while it was multiplied with the loss scale"
+                remedy = "clip with prepare(clip_norm=...), or call session.unscale() before touching gradients"
+            else:
+                continue
+            drop(sources)
+            raise SessionError(asked, found=f"the gradient of {self._name(source)} {found}; the step is dropped", remedy=remedy)
 
     def _name(self, source: torch.Tensor) -> str:
         named = {id(parameter): name for name, parameter in self._model.named_parameters()}

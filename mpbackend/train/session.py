@@ -151,7 +151,7 @@ class Session(SessionRecord):
         if window.empty:
             self._marks.check_clean(sources)
         else:
-            self._marks.check("backward()", sources)
+            self._marks.check("backward()", sources, self._drop)
         first = window.empty
         self._backward.run(window.add(loss, self.plan.device), lambda: self._drop(sources), retain_graph=retain_graph, first=first)
         if self.ranks is not None:
@@ -223,13 +223,13 @@ class Session(SessionRecord):
         self._check_open("unscale()")
         self._window.check_last("unscale()")
         check_unscalable(self.plan)
-        self._marks.check("unscale()", self._end.sources())
+        self._marks.check("unscale()", self._end.sources(), self._drop)
         self._marks.forget()
         return self._end.unscale(self._window)
 
     def _close_window(self, denominator: float | None) -> StepResult:
         sources = self._end.sources()
-        self._marks.check("step()", sources)
+        self._marks.check("step()", sources, self._drop)
         self._schedule.settle()
         lr = learning_rate(self.optimizers)
         try:

@@ -224,7 +224,8 @@ class WorkingWeights:
         told = [dict(row) for row in self._casting.rows]
         kept = {"fp32": "fp32 masters", "kahan": "Kahan terms", "stochastic": "stochastic rounding", "none": "nothing that keeps what rounding loses"}
         if self._holdings.shadows:
-            reason = f"{len(self._holdings.shadows)} parameters are updated in fp32, with {kept[self._master]}"
+            count = len(self._holdings.shadows)
+            reason = f"{count} parameter{'s are' if count > 1 else ' is'} updated in fp32, with {kept[self._master]}"
             told.append({"layer": "the optimizers", "action": "replaced", "reason": reason})
         if self._dtype != torch.float32:
             others = self._holdings.others()

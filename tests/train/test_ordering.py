@@ -84,6 +84,10 @@ def test_clearing_gradients_in_the_middle_of_a_step_is_refused(prepare: Prepare,
     optimizer.zero_grad(set_to_none=to_none)
     with pytest.raises(SessionError, match=r"was (cleared|changed)"):
         session.step() if moment == "before step" else pull(session, model)
+    for _ in range(2):  # the step was dropped, and the next one is whole
+        pull(session, model, 0.5)
+        result = session.step()
+    assert (result.stepped, model.weight.item()) == (True, 0.0)
 
 
 def test_a_gradient_left_by_somebody_else_is_refused_before_it_is_used(prepare: Prepare) -> None:
@@ -255,6 +259,15 @@ def test_a_penalty_that_overflows_under_the_scale_is_no_fault_of_the_forward_pas
     session.backward((slope.sum() * 1e-34).square())
     result = session.step()
     assert (result.stepped, result.reason, session.loss_scale.streak) == (False, "gradient_overflow", 0)
+
+
+def test_a_penalty_on_an_fp16_output_fits_its_own_gradient(prepare: Prepare) -> None:
+    model, optimizer = one()
+    session = prepare(model, optimizer, "fp16:loss_scale.init=16777216")
+    x = torch.ones(1, 1, requires_grad=True)
+    with session.autocast():
+        (slope,) = session.grad(model(x), x)
+    assert slope.item() == 1.0
 
 
 def test_an_unused_input_of_a_penalty_gets_zeros_when_that_is_allowed(prepare: Prepare) -> None:
