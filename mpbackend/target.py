@@ -144,6 +144,7 @@ class Target:
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         schedulers = [scheduler] if isinstance(scheduler, Scheduler) else list(scheduler)
         check_schedulers(schedulers)
+        own = check_stateful(stateful)
         dtype = autocast_dtype(chosen)
         settings = {
             "clip_norm": "none" if clip_norm is None else f"{clip_norm:g}",
@@ -158,6 +159,7 @@ class Target:
         switches = [*self.backend.switches(self.info), ENCODER_FASTPATH]
         wanted = {**chosen.switches, **({} if dtype is None else {ENCODER_FASTPATH.name: "false"})}
         resources = ExitStack()
+        recording = None
         try:
             ranks = find_ranks(model, optimizers, chosen, self.backend, settings)
             if ranks is not None:
@@ -180,7 +182,6 @@ class Target:
                 if weights is not None:
                     resources.callback(weights.close)
                 conversion += buffers_beside(model, chosen) if weights is None else weights.rows()
-                recording = None
                 if record is not None and (ranks is None or ranks.rank == 0):
                     recording = Recording(record, chosen, self.backend, model, conversion, held.report, seed, settings, weights=weights, ranks=ranks)
             session = Session(
@@ -198,12 +199,14 @@ class Target:
                 weights=weights,
                 ranks=ranks,
                 recorded=record is not None,
-                stateful=check_stateful(stateful),
+                stateful=own,
             )
             if weights is not None:
                 weights.commit()
             return session
         except BaseException:
+            if recording is not None:
+                recording.discard()
             resources.close()
             raise
 

@@ -31,6 +31,7 @@ class RecordWriter:
             remedy = "name a new folder: each run, and each segment of a resumed run, has a record of its own"
             raise DocumentError(f"record folder {self.folder}", found="it already holds a record", remedy=remedy)
         try:
+            self._made = not self.folder.exists()
             self.folder.mkdir(parents=True, exist_ok=True)
             self._steps: TextIO = steps.open("x", encoding="utf-8", newline="\n")
         except OSError as error:
@@ -52,9 +53,21 @@ class RecordWriter:
         except OSError as error:
             raise DocumentError(f"cannot write {self.folder / RECORD_FILE}", found=error.strerror or str(error)) from error
 
+    @property
+    def open(self) -> bool:
+        """Whether rows can be appended."""
+        return not self._steps.closed
+
     def close(self) -> None:
         """Close the steps file."""
         self._steps.close()
+
+    def discard(self) -> None:
+        """Close the steps file and remove it, with the folder if it was made for it, as if there had been no record."""
+        self._steps.close()
+        (self.folder / STEPS_FILE).unlink(missing_ok=True)
+        if self._made:
+            self.folder.rmdir()
 
 
 def writable(row: StepRow) -> StepRow:

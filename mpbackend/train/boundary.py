@@ -11,9 +11,10 @@ import torch
 from mpbackend.errors import SessionError
 from mpbackend.train import clipping, verdict
 from mpbackend.train.blocks import scale_all, step_in_blocks, takes_blocks
-from mpbackend.train.deferral import Deferral, shared
+from mpbackend.train.deferral import Deferral
 from mpbackend.train.device_scale import DeviceScale
 from mpbackend.train.gradients import Gradients, clip_groups, own_limits
+from mpbackend.train.sources import Sources
 from mpbackend.train.step import FORWARD_NONFINITE, NO_GRADIENTS, SKIP_REASONS, StepResult, Verdict
 
 if TYPE_CHECKING:
@@ -70,12 +71,10 @@ class Boundary:
         self._ranks = ranks
         self._sharded = ranks is not None and ranks.sharded
         self._deferral = Deferral(optimizers, allowed=limits.value is None and weights is None and not self._sharded)
-        self._by_group = own_limits(optimizers)
-        self._apart = not shared(optimizers)
+        self._sources = Sources(optimizers, weights, block=block, sharded=self._sharded, scaled=loss_scale.settings.mode != "none")
         self._block = block
-        self._large = False
         self._turn = False
-        self._held: tuple[int, list[torch.Tensor]] = (-1, [])
+        self.applied = 0
         self.unfed = set(range(len(optimizers)))
 
     def check_turn(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
@@ -85,35 +84,24 @@ class Boundary:
             raise SessionError(f"{name}.step()", found="the optimizer belongs to a live session", remedy="call session.step() instead")
 
     def check_fed(self) -> None:
-        """Raise ``SessionError`` when an optimizer never had a parameter with a gradient: it trained nothing."""
-        if self.unfed:
+        """Raise ``SessionError`` when steps were made and an optimizer never had a parameter with a gradient: it trained nothing."""
+        if self.applied and self.unfed:
             names = ", ".join(f"optimizer {number} ({type(self._optimizers[number]).__name__})" for number in sorted(self.unfed))
             raise SessionError("training", found=f"no parameter of {names} ever got a gradient", remedy="build it from the model that the loss uses")
 
     def sources(self) -> list[torch.Tensor]:
-        """Return the tensors whose gradients a step uses, each once: the parameters that the optimizers hold now, or what stands for them."""
-        count = 0
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                count += len(group["params"])
-        if count != self._held[0]:
-            self._by_group = own_limits(self._optimizers)
-            self._apart = not shared(self._optimizers)
-            self._held = count, self._weights.sources() if self._weights is not None else clipping.unique_parameters(self._optimizers)
-            self._large = 0 < self._block < sum(source.numel() for source in self._held[1])
-        return self._held[1]
-
-    def _gradients(self, sources: list[torch.Tensor]) -> Gradients:
-        return Gradients([source.grad for source in sources if source.grad is not None], sharded=self._sharded)
+        """Return the tensors whose gradients a step uses; see ``mpbackend.train.sources``."""
+        return self._sources.tensors()
 
     def unscale(self, window: Window) -> list[torch.Tensor]:
         """Unscale the gradients and keep their norm, from which the verdict is taken later; returns the parameters."""
         sources = self.sources()
         if self._ranks is not None:
             self._ranks.settle(sources)
-        gradients = self._gradients(sources)
+        gradients = self._sources.gradients()
         if gradients and window.unscaled_norm is None:
-            factor = 1.0 / (self._present_scale() * (window.seen + 1 if window.average else 1))
+            window.unscaled_by = float(window.seen + 1 if window.average else 1)
+            factor = 1.0 / (self._present_scale() * window.unscaled_by)
             window.unscaled_norm = gradients.norm() * factor
             gradients.multiply(factor)
         return sources
@@ -132,22 +120,23 @@ class Boundary:
         """
         if self._ranks is not None:
             self._ranks.settle(sources)
-        gradients = self._gradients(sources)
+        gradients = self._sources.gradients()
+        self.applied += 1
         if not gradients:
             reason = f"{NO_GRADIENTS}: 0 of {len(sources)} parameters have gradients"
             return StepResult(False, reason, None, self._present_scale(), None, self._idle())
         by_hand = window.unscaled_norm
-        divisor = self._divisor(window, denominator) if by_hand is None or denominator is not None else 1.0
+        divisor = self._divisor(window, denominator) / window.unscaled_by if by_hand is None or denominator is not None else 1.0
         sweep = Sweep(1.0 / (divisor * self._present_scale() if by_hand is None else divisor))
         if self._needs_norm:
             present = gradients.norm() if sweep.idle else gradients.norm() * sweep.factor
-            sweep.norm = present if by_hand is None else by_hand
+            sweep.norm = present if by_hand is None else by_hand * sweep.factor
             if self._limits.norm is not None:
                 sweep.multiplier = clipping.clip_coefficient(present, self._limits.norm, sweep.factor)
         if not self._scale.dynamic or sweep.norm is None:
             return self._take(gradients, sweep, sweep.norm, free=free)
         register = verdict.register_of(self._overflow, self._ranks)
-        if isinstance(self._scale, DeviceScale) and not self._by_group and self._deferral.possible():
+        if isinstance(self._scale, DeviceScale) and not own_limits(self._optimizers) and self._deferral.possible():
             return self._defer(self._scale, verdict.found_overflow(sweep.norm, register), gradients, sweep, window)
         norm = verdict.read_norm(sweep.norm, register)
         return self._take(gradients, sweep, norm, free=free) if math.isfinite(norm) else self._skip(gradients, norm, window)
@@ -165,19 +154,18 @@ class Boundary:
     def _take(self, gradients: Gradients, sweep: Sweep, norm: torch.Tensor | float | None, *, free: bool) -> StepResult:
         scale = self._present_scale()
         multiplier: torch.Tensor | float = 1.0
-        if self._by_group or self._limits.value is not None:
+        if self._limits.value is not None or own_limits(self._optimizers):
             gradients.multiply(sweep.factor)
             clip_groups(self._optimizers, self._limits, self._source, sharded=self._sharded)
-        elif self._deferral.folds and not sweep.idle_multiplier:
+        elif self._deferral.folds and not sweep.idle_multiplier and self._deferral.unwatched():
             self._deferral.fold(sweep.multiplier, None, gradients.device)
-        elif self._apart or self._weights is not None:
+        elif self._sources.apart or self._weights is not None:
             multiplier = sweep.multiplier
         else:
             gradients.multiply(sweep.multiplier)
         idle = self._idle()
         gradients.release()
         self._launch(multiplier, free=free)
-        self._schedule.step()
         if self._guard is not None:
             self._guard.close_window()
         self._update(gradients, overflowed=False, helpless=False)
@@ -189,15 +177,21 @@ class Boundary:
     def _launch(self, multiplier: torch.Tensor | float, *, free: bool) -> None:
         """Step the optimizers, each of which multiplies its gradients first where that saves a pass over memory."""
         self._turn = True
+        done = 0
         try:
             for optimizer in self._optimizers:
                 if self._weights is not None:
                     self._weights.step(optimizer, multiplier)
-                elif self._large and takes_blocks(optimizer):
-                    step_in_blocks(optimizer, self._block, multiplier, free=free and self._apart)
+                elif self._sources.large and takes_blocks(optimizer):
+                    step_in_blocks(optimizer, self._block, multiplier, free=free and self._sources.apart)
                 else:
                     scale_all(optimizer, multiplier)
                     optimizer.step()
+                done += 1
+        except BaseException as error:
+            if done:
+                error.add_note(f"mpbackend: {done} of {len(self._optimizers)} optimizers had made this step already; load a checkpoint to go on")
+            raise
         finally:
             self._turn = False
             self._deferral.unfold()

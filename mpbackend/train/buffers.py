@@ -146,9 +146,9 @@ class Place(NamedTuple):
     @property
     def tensor(self) -> torch.Tensor:
         """The tensor that is there now."""
-        tensor = self.module._buffers[self.name]
+        tensor = self.module._buffers.get(self.name)
         if tensor is None:
-            raise SessionError(f"buffer {self.name}", found="it became None while training", remedy="keep it a tensor")
+            raise SessionError(f"buffer {self.name}", found="it was removed or became None while training", remedy="keep it a tensor")
         return tensor
 
     def mark(self) -> tuple[int, int]:

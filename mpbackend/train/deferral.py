@@ -31,7 +31,7 @@ class Deferral:
         self._optimizers = optimizers
         self.folds = allowed and folding(optimizers)
         self._folded = False
-        self._waiting = [optimizer for optimizer in optimizers if starts_blank(optimizer)]
+        self._blank = [optimizer for optimizer in optimizers if starts_blank(optimizer)]
 
     def possible(self) -> bool:
         """Whether the optimizers can judge this step.
@@ -39,11 +39,11 @@ class Deferral:
         Not while somebody's step hooks would take a skipped step for a taken one, and not while a momentum is missing: torch makes it without values in the
         optimizer's first step and, told to skip, leaves it so.
         """
-        if not self.folds:
-            return False
-        if self._waiting:
-            self._waiting = [optimizer for optimizer in self._waiting if not has_momenta(optimizer)]
-        return not self._waiting and not any(is_watched(optimizer) for optimizer in self._optimizers)
+        return self.folds and self.unwatched() and all(has_momenta(optimizer) for optimizer in self._blank)
+
+    def unwatched(self) -> bool:
+        """Tell whether nobody else has step hooks: those are to see unscaled gradients, and a step only where one is taken."""
+        return not any(is_watched(optimizer) for optimizer in self._optimizers)
 
     def fold(self, multiplier: torch.Tensor | float, found: torch.Tensor | None, device: torch.device) -> None:
         """Tell the optimizers what to multiply gradients with, and whether to skip.
@@ -96,9 +96,9 @@ def starts_blank(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def has_momenta(optimizer: torch.optim.Optimizer) -> bool:
-    """Tell whether every parameter that can get a gradient has its momentum."""
+    """Tell whether every parameter that has a gradient has its momentum."""
     return all(
-        optimizer.state[parameter].get("momentum_buffer") is not None if parameter in optimizer.state else not parameter.requires_grad
+        parameter.grad is None or (parameter in optimizer.state and optimizer.state[parameter].get("momentum_buffer") is not None)
         for group in optimizer.param_groups
         if group["momentum"]
         for parameter in group["params"]

@@ -183,6 +183,15 @@ class Recording:
         self.segment = segment
         self._weights = weights_fingerprint(model)
 
+    @property
+    def open(self) -> bool:
+        """Whether it can be written to."""
+        return self._writer.open
+
     def close(self) -> None:
         """Close the files."""
         self._writer.close()
+
+    def discard(self) -> None:
+        """Close the files and remove them: the session was not made."""
+        self._writer.discard()

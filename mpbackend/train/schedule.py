@@ -28,7 +28,7 @@ class Schedule:
     def __init__(self, schedulers: Sequence[Scheduler]) -> None:
         self.schedulers = tuple(schedulers)
         self.streak = 0
-        self._counts = [scheduler._step_count for scheduler in self.schedulers]
+        self._counts = list(map(progress, self.schedulers))
         self._coming: HostCopy | None = None
         self._deferred = 0
 
@@ -41,20 +41,22 @@ class Schedule:
         if not self.schedulers:
             return
         self.check()
-        for scheduler in self.schedulers:
-            scheduler.step()
-        self.adopt()
+        try:
+            for scheduler in self.schedulers:
+                scheduler.step()
+        finally:
+            self.adopt()
 
     def check(self) -> None:
         """Raise ``SessionError`` when somebody else stepped a scheduler: the learning rate would run ahead."""
         for scheduler, count in zip(self.schedulers, self._counts, strict=True):
-            if scheduler._step_count != count:
+            if progress(scheduler) != count:
                 found = "it was stepped outside the session, which steps it after every taken step"
                 raise SessionError(f"{type(scheduler).__name__}.step()", found=found, remedy="leave the call out, or do not give the scheduler to prepare()")
 
     def adopt(self) -> None:
         """Take the present counts for the session's own: after a step, and after loading."""
-        self._counts = [scheduler._step_count for scheduler in self.schedulers]
+        self._counts = list(map(progress, self.schedulers))
 
     def defer(self, found: torch.Tensor, streak: torch.Tensor) -> None:
         """Remember a verdict that is on the device: it is on its way when a scheduler needs it before the next launch, else looked at now and then.
@@ -76,3 +78,9 @@ class Schedule:
         self.streak = int(streak)
         if not found:
             self.step()
+
+
+def progress(scheduler: Scheduler) -> tuple[object, ...]:
+    """Return how far a scheduler is, those that it is made of included."""
+    inner = getattr(scheduler, "_schedulers", ())
+    return getattr(scheduler, "_step_count", None), getattr(scheduler, "last_epoch", None), *map(progress, inner)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -207,9 +207,11 @@ class Session(SessionRecord):
     def flush(self, *, denominator: float | None = None) -> StepResult | None:
         """Close a partial group of micro-batches; None when none is open."""
         self._check_open("flush()")
+        self._forward.check_left("flush()")
         self._end.check_divisor(self._window, denominator)
         if self._window.open:
             self._window.finish_micro_batch()
+            self._forward.used = False
         return self._close_window(denominator) if self._window.seen else None
 
     def unscale(self) -> list[torch.Tensor]:
@@ -230,11 +232,13 @@ class Session(SessionRecord):
     def _close_window(self, denominator: float | None) -> StepResult:
         sources = self._end.sources()
         self._marks.check("step()", sources, self._drop)
-        self._schedule.settle()
-        lr = learning_rate(self.optimizers)
         try:
+            self._schedule.settle()
+            lr = learning_rate(self.optimizers)
             free = self._recording is None or not self._recording.observing
             result = self.finish_step(self._end.apply(sources, self._window, denominator, free=free), self._window, lr)
+            if result.verdict is None and result.stepped:
+                self._schedule.step()
         finally:  # whatever an optimizer or a scheduler raises, no gradient is used twice
             self._drop(sources)
         self._patience.check(self.loss_scale, self._schedule, result)
@@ -274,13 +278,13 @@ class Session(SessionRecord):
         """Write what is pending and undo what ``prepare`` set; may be called twice."""
         if self._closed:
             return
-        self._schedule.settle()
         self._closed = True
-        try:
-            self._release()
-        finally:
-            with closing(self._recording) if self._recording is not None else nullcontext():
-                self.write_record()
+        with ExitStack() as last:  # from the last to the first, whatever one of them raises
+            if self._recording is not None:
+                last.callback(self._recording.close)
+            last.callback(self.write_record)
+            last.callback(self._release)
+            last.callback(self._schedule.settle)
 
     def __enter__(self) -> Session:
         return self
@@ -293,5 +297,4 @@ class Session(SessionRecord):
         if not self._window.empty:
             warnings.warn(f"{self._window.open_text} open and dropped; call session.flush() first", stacklevel=2)
         self.close()
-        if self.steps:
-            self._end.check_fed()
+        self._end.check_fed()

@@ -107,7 +107,7 @@ class SessionRecord:
     def write_record(self) -> None:
         """Read the pending rows in one transfer and, when recording, write them."""
         rows = self._journal.read()
-        if self._recording is not None:
+        if self._recording is not None and self._recording.open:
             self._recording.write(rows, self.data.fingerprint, self._told())
 
     def _told(self) -> dict[str, int]:

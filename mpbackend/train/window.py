@@ -22,6 +22,7 @@ class Window:
         seen: micro-batches that ``step`` finished.
         open: backward passes since ``step`` was last called.
         unscaled_norm: norm of the gradients when they were unscaled by hand, else None.
+        unscaled_by: what they were divided by then, besides the loss scale.
         penalized: whether a loss holds gradients that were taken under the loss scale.
     """
 
@@ -36,6 +37,7 @@ class Window:
         self.seen = 0
         self.open = 0
         self.unscaled_norm: torch.Tensor | None = None
+        self.unscaled_by = 1.0
         self.penalized = False
 
     @property

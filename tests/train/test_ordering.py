@@ -404,7 +404,8 @@ def test_a_scaled_gradient_below_the_format_survives_in_fp32(prepare: Prepare) -
 
 def test_groups_without_a_limit_of_their_own_share_one_norm(prepare: Prepare) -> None:
     models = [one()[0] for _ in range(3)]
-    groups = [{"params": [models[0].weight], "clip_norm": 1.0}, {"params": [models[1].weight]}, {"params": [models[2].weight]}]
+    groups: list[dict[str, Any]] = [{"params": [model.weight]} for model in models]
+    groups[0]["clip_norm"] = 1.0
     session = prepare(nn.ModuleList(models), torch.optim.SGD(groups, lr=1.0), DYNAMIC, clip_norm=10.0)
     session.backward((models[0].weight * 8.0 + models[1].weight * 30.0 + models[2].weight * 40.0).sum())
     session.step()
@@ -435,10 +436,10 @@ def test_an_infinity_that_was_clipped_by_hand_skips_the_step(prepare: Prepare) -
 
 @pytest.mark.parametrize("recipe", [DYNAMIC, "bf16-master"])
 def test_a_group_that_is_added_after_a_step_is_unscaled_clipped_and_cleared(prepare: Prepare, recipe: str) -> None:
-    models = nn.ModuleList([one()[0], one()[0]])
+    models = [one()[0], one()[0]]
     first, late = (model.weight for model in models)
     optimizer = torch.optim.SGD([first], lr=1.0)
-    session = prepare(models, optimizer, recipe, clip_norm=5.0)
+    session = prepare(nn.ModuleList(models), optimizer, recipe, clip_norm=5.0)
     for added in (False, True, True):
         if added and len(optimizer.param_groups) == 1:
             optimizer.add_param_group({"params": [late], "lr": 1.0})
