@@ -36,6 +36,7 @@ from mpbackend.train.distributed import find_ranks
 from mpbackend.train.fence import Fence
 from mpbackend.train.gradients import own_limits
 from mpbackend.train.hazards import warn_of_hazards
+from mpbackend.train.ownership import claim
 from mpbackend.train.policy import NativePolicy, PinnedPolicy
 from mpbackend.train.recording import Recording
 from mpbackend.train.schedule import Scheduler
@@ -161,6 +162,8 @@ class Target:
         resources = ExitStack()
         recording = None
         try:
+            owner = f"the session of {chosen.recipe}"
+            resources.callback(claim(model, optimizers, owner))
             ranks = find_ranks(model, optimizers, chosen, self.backend, settings)
             if ranks is not None:
                 resources.callback(ranks.close)
@@ -168,7 +171,7 @@ class Target:
                 self._check(chosen, model, optimizers)
                 for hook in warn_of_hazards(model):
                     resources.callback(hook.remove)
-                held = Fence(switches, wanted, mode=fence, backend=self.backend.name, owner=f"the session of {chosen.recipe}")
+                held = Fence(switches, wanted, mode=fence, backend=self.backend.name, owner=owner)
                 resources.enter_context(held)
                 resources.callback(warn_of_changes, held)
                 if dtype is not None:

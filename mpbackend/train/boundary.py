@@ -89,9 +89,9 @@ class Boundary:
             names = ", ".join(f"optimizer {number} ({type(self._optimizers[number]).__name__})" for number in sorted(self.unfed))
             raise SessionError("training", found=f"no parameter of {names} ever got a gradient", remedy="build it from the model that the loss uses")
 
-    def sources(self) -> list[torch.Tensor]:
-        """Return the tensors whose gradients a step uses; see ``mpbackend.train.sources``."""
-        return self._sources.tensors()
+    def sources(self, *, again: bool = False) -> list[torch.Tensor]:
+        """Return the tensors whose gradients a step uses, looked up ``again`` at the start of it; see ``mpbackend.train.sources``."""
+        return self._sources.tensors(again=again)
 
     def unscale(self, window: Window) -> list[torch.Tensor]:
         """Unscale the gradients and keep their norm, from which the verdict is taken later; returns the parameters."""

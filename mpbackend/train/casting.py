@@ -133,6 +133,11 @@ def kept_parameters(model: nn.Module, params: torch.dtype, buffers: torch.dtype 
     return kept
 
 
+def is_fp32_shard(parameter: Tensor) -> bool:
+    """Tell whether a parameter is an fp32 tensor of a wrapper's own class."""
+    return type(parameter.data) is not Tensor and parameter.dtype == torch.float32
+
+
 def short(dtype: torch.dtype) -> str:
     """Return the name of a floating format as recipes write it."""
     names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}

@@ -98,6 +98,36 @@ def check_optimizers(optimizers: Sequence[torch.optim.Optimizer], model: torch.n
             raise SessionError("prepare()", found="gradients from before the session", remedy="optimizer.zero_grad() first")
 
 
+def check_strangers(optimizers: Sequence[torch.optim.Optimizer], model: torch.nn.Module, recipe: Recipe) -> None:
+    """Refuse tensors that the optimizers hold, that are no parameters of the model, and that the recipe does not update right.
+
+    A session casts parameters of the model only and keeps masters for them only. Another tensor in 16 bits would be updated in 16 bits, and its gradient
+    unscaled in them; one in fp64 or a complex one has no place in the norm of the gradients.
+
+    Args:
+        optimizers: the optimizers.
+        model: the model.
+        recipe: the effective recipe. A 16-bit format is accepted where the optimizers update the model's own parameters in it by themselves.
+
+    Raises:
+        SessionError: names shape, format and optimizer.
+    """
+    accepted = {torch.float32} | ({getattr(torch, str(FORMATS[recipe.params].torch_dtype))} if steps_natively(recipe) else set())
+    own = {id(parameter) for parameter in model.parameters()}
+    for optimizer in optimizers:
+        misfits = [
+            f"a tensor of shape {tuple(tensor.shape)} is {tensor.dtype}"
+            for group in optimizer.param_groups
+            for tensor in group["params"]
+            if id(tensor) not in own and (tensor.is_complex() or (tensor.is_floating_point() and tensor.dtype not in accepted))
+        ]
+        if misfits:
+            more = f" and {len(misfits) - NAMED} more" if len(misfits) > NAMED else ""
+            found = f"in {type(optimizer).__name__}, beside the parameters of the model, {', '.join(misfits[:NAMED])}{more}"
+            remedy = "make it fp32, or a parameter of the model: the session knows formats and masters of those only"
+            raise SessionError("prepare()", found=found, remedy=remedy)
+
+
 def check_model(model: torch.nn.Module, device: torch.device, params: str, compute: str) -> None:
     """Refuse a model whose parameters are elsewhere, not there yet, or in a format that the recipe neither keeps nor makes.
 

@@ -20,11 +20,15 @@ class OptimizerNote(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind: name of its class.
+        family: that name, and those of the classes that it derives from.
         shapes: for each parameter group the shapes of its parameters.
+        names: for each parameter group their names in the model; an empty one for a tensor outside it.
     """
 
     kind: str
+    family: list[str]
     shapes: list[list[list[int]]]
+    names: list[list[str]]
 
 
 class SharedContent(msgspec.Struct, kw_only=True):
@@ -61,14 +65,20 @@ class PositionContent(msgspec.Struct, kw_only=True):
     """Where a pass over the data stood.
 
     Attributes:
+        name: name that the pass was watched under.
         drawn: batches drawn in the pass.
+        first: fingerprint of the first of them, empty before it.
+        length: batches of the loader, None where it does not say.
         start: the host's generators before the first of them.
         generators: state of each generator of the loader: before the first batch, and now.
         epoch: epoch of the loader's sampler, None where it has none.
         loader: the loader's own state, None where it has none.
     """
 
+    name: str = "data"
     drawn: Count
+    first: str = ""
+    length: int | None = None
     start: HostState
     generators: list[tuple[torch.Tensor, torch.Tensor]] = []
     epoch: int | None = None
@@ -81,12 +91,12 @@ class DataContent(msgspec.Struct, kw_only=True):
     Attributes:
         batches: batches in all.
         fingerprint: their hash; empty before the first.
-        position: the pass that was open, or None.
+        positions: the passes that the training was in, in the order in which they had begun.
     """
 
     batches: Count = 0
     fingerprint: str = ""
-    position: PositionContent | None = None
+    positions: list[PositionContent] = []
 
 
 class RankContent(msgspec.Struct, kw_only=True):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 import torch
 
 from mpbackend.train.content import DataContent
-from mpbackend.train.position import Pass, Resume
+from mpbackend.train.fingerprint import hash_tensor, tensors_in
+from mpbackend.train.passes import Passes
 from mpbackend.train.random_state import HostState
 
 BatchT = TypeVar("BatchT")
@@ -36,36 +36,36 @@ class DataWatch:
         self.tokens = 0
         self.batches = 0
         self._hash = hashlib.blake2b(digest_size=16)
-        self._pass: Pass | None = None
-        self._resume: Resume | None = None
+        self._passes = Passes()
 
-    def watch(self, loader: Iterable[BatchT], *, resume: bool = True) -> Iterator[BatchT]:
+    def watch(self, loader: Iterable[BatchT], *, resume: bool | None = None, name: str = "data") -> Iterator[BatchT]:
         """Yield the batches of ``loader`` unchanged, counting them.
 
-        The first pass after ``load_state_dict`` goes on where the saved one stood; see ``mpbackend.train.position``. A pass that is left early keeps its
-        position until another one begins; one that came to its end has none.
+        After ``load`` the passes that the training was in when the checkpoint was taken go on with the next batch; see ``mpbackend.train.passes`` for which
+        passes these are, and ``mpbackend.train.position`` for how they go on.
 
         Args:
-            loader: any iterable of batches.
-            resume: False begins a pass anew although a checkpoint was taken in the middle of one.
+            loader: any iterable of batches. The loader itself rather than an iterator over it, which cannot be begun again.
+            resume: None goes on where the saved pass stood and makes sure that the loader is that of the saved run: its first batch must be the same one. True
+                goes on whatever that batch holds, with a warning when it is another one, and in a pass without gradients too. False begins anew, and nothing
+                of that name goes on later.
+            name: tells apart what is watched at the same time or in turns. A saved position goes to the first pass of its name; of several to each in the
+                order in which they had begun.
 
         Raises:
-            SessionError: the loader has fewer batches than the saved pass had drawn.
+            SessionError: the loader is not that of the saved run; or ``load`` was called while the pass was open, which then has no next batch.
         """
-        resumed, self._resume = self._resume, None
-        outer = self._pass
-        present = Pass(loader)
-        self._pass = present
+        present = self._passes.begin(loader, name=name, resume=resume)
         try:
-            for batch in present.batches(resumed if resume else None):
+            for batch in present.batches():
                 self._count(batch)
                 yield batch
-            self._pass = outer if outer is not None and outer.open else None
+            self._passes.finish(present)
         finally:
-            present.open = False
+            self._passes.leave(present)
 
     def _count(self, batch: object) -> None:
-        first = first_tensor(batch)
+        first = next(tensors_in(batch), None)
         if first is not None and not first.is_nested and first.dim():
             self.samples += first.shape[0]
             if first.dtype in INTEGER_DTYPES and first.dim() > 1:
@@ -77,7 +77,8 @@ class DataWatch:
         self.batches += 1
 
     def take(self) -> tuple[int, int]:
-        """Return samples and tokens since the last call."""
+        """Return samples and tokens since the last call, at the end of a step: passes that were drawn from since are those of the training."""
+        self._passes.feed()
         counted = (self.samples, self.tokens)
         self.samples = self.tokens = 0
         return counted
@@ -88,11 +89,8 @@ class DataWatch:
         return self._hash.hexdigest() if self.batches else ""
 
     def state(self) -> DataContent:
-        """Return what a checkpoint keeps: counts, fingerprint, and the position in the pass that is open; a batch that was drawn counts as used."""
-        position = None if self._pass is None else self._pass.position()
-        if self._resume is not None:
-            position = self._resume.position
-        return DataContent(batches=self.batches, fingerprint=self.fingerprint, position=position)
+        """Return what a checkpoint keeps: counts, fingerprint, and positions; a batch that was drawn counts as used."""
+        return DataContent(batches=self.batches, fingerprint=self.fingerprint, positions=self._passes.positions())
 
     def load(self, state: DataContent, host: HostState) -> None:
         """Go on from what ``state`` returned.
@@ -104,42 +102,7 @@ class DataWatch:
         self.samples = self.tokens = 0
         self.batches = state.batches
         self._hash = hashlib.blake2b(state.fingerprint.encode(), digest_size=16)  # a hash under way cannot be saved: the next begins with its digest
-        self._pass = None
-        self._resume = None if state.position is None else Resume(state.position, host)
-
-
-def first_tensor(batch: Any) -> torch.Tensor | None:
-    """Return the first tensor in a batch: a tensor, or a nesting of tuples, lists and mappings."""
-    return next(tensors_in(batch), None)
-
-
-def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
-    """Yield every tensor of a nesting of tuples, lists and mappings, in order."""
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from tensors_in(value)
-    elif isinstance(batch, (tuple, list)):
-        for value in batch:
-            yield from tensors_in(value)
-
-
-def hash_tensor(digest: Any, tensor: torch.Tensor, limit: int | None = None) -> None:
-    """Add a tensor to a hash: format, shape and bytes.
-
-    Args:
-        digest: a hashlib object.
-        tensor: a tensor on any device; one that is not on the host is copied there. Of a sparse, nested or meta tensor only the description is hashed.
-        limit: elements to hash at most; all of them when omitted.
-    """
-    digest.update(f"{tensor.dtype}{'' if tensor.is_nested else tuple(tensor.shape)}".encode())
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
-        return
-    flat = tensor.detach().reshape(-1)
-    host = (flat if limit is None else flat[:limit]).cpu().contiguous()
-    if host.numel():
-        digest.update(ctypes.string_at(host.data_ptr(), host.numel() * host.element_size()))
+        self._passes.load(state.positions, host)
 
 
 def weights_fingerprint(model: torch.nn.Module, elements: int = 1024) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,10 +16,19 @@ PARTS_OF_WEIGHTS = ("masters", "compensation")
 BUILD_THE_SAME = "build the same model and optimizers before load()"
 
 
-def note_of(optimizer: torch.optim.Optimizer) -> OptimizerNote:
-    """Return what an optimizer's state belongs to."""
-    shapes = [[list(parameter.shape) for parameter in group["params"]] for group in optimizer.param_groups]
-    return OptimizerNote(kind=type(optimizer).__name__, shapes=shapes)
+OWN_OPTIONS = ("fused", "foreach", "capturable", "differentiable", "clip_norm", "clip_value", "param_names")
+"""Options of a parameter group that stay the session's own: how the optimizer computes, and what belongs to the session's settings."""
+
+
+def note_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> OptimizerNote:
+    """Return what an optimizer's state belongs to; ``names`` has those of the model's parameters, by the id of what the optimizer holds for them."""
+    kinds = [kind.__name__ for kind in type(optimizer).__mro__ if issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer]
+    return OptimizerNote(
+        kind=type(optimizer).__name__,
+        family=kinds,
+        shapes=[[list(parameter.shape) for parameter in group["params"]] for group in optimizer.param_groups],
+        names=[[names.get(id(parameter), "") for parameter in group["params"]] for group in optimizer.param_groups],
+    )
 
 
 def check_counts(asked: str, content: SharedContent, optimizers: Sequence[object], schedulers: Sequence[object]) -> None:
@@ -50,38 +59,84 @@ def described(state: Mapping[str, Any]) -> dict[str, object]:
     return {name: tuple(value.shape) if isinstance(value, torch.Tensor) else "no tensor" for name, value in state.items()}
 
 
-def check_optimizer(asked: str, number: int, saved: Mapping[str, Any], note: OptimizerNote | None, optimizer: torch.optim.Optimizer) -> None:
+def check_optimizer(asked: str, number: int, saved: Mapping[str, Any], notes: tuple[OptimizerNote, OptimizerNote] | None, mine: list[dict[str, Any]]) -> None:
     """Raise ``DocumentError`` when an optimizer's state has other groups, parameters or options than the session's optimizer.
 
     Args:
         asked: names the checkpoint.
         number: number of the optimizer, from 0.
         saved: its state.
-        note: what the state belongs to; None under schema 1, where only counts are compared.
-        optimizer: the session's.
+        notes: what the state belongs to, and the session's; None under schema 1, where only counts and options are compared.
+        mine: the parameter groups of the session's optimizer.
     """
     groups = saved.get("param_groups")
     state = saved.get("state")
     if not isinstance(groups, list) or not isinstance(state, dict) or not all(isinstance(group, dict) and "params" in group for group in groups):
         raise DocumentError(asked, found=f"the state of optimizer {number} has no parameter groups", remedy="it is damaged")
-    mine, theirs = ([len(group["params"]) for group in each] for each in (optimizer.param_groups, groups))
-    if mine != theirs:
-        found = f"optimizer {number} has groups of {theirs} parameters, the session's has {mine}"
+    counts, theirs = ([len(group["params"]) for group in each] for each in (mine, groups))
+    if counts != theirs:
+        found = f"optimizer {number} has groups of {theirs} parameters, the session's has {counts}"
         raise DocumentError(asked, found=found, remedy=BUILD_THE_SAME)
-    if not state.keys() <= set(range(sum(mine))):
+    if not state.keys() <= set(range(sum(counts))):
         raise DocumentError(asked, found=f"the state of optimizer {number} names parameters that it does not have", remedy="it is damaged")
-    if note is None:
-        return
-    here = note_of(optimizer)
-    for group, (saved_shapes, my_shapes) in enumerate(zip(note.shapes, here.shapes, strict=True)):
-        if saved_shapes != my_shapes:
-            at = next(index for index, (one, other) in enumerate(zip(saved_shapes, my_shapes, strict=True)) if one != other)
-            found = f"parameter {at} of group {group} of optimizer {number} is {tuple(saved_shapes[at])}, the session's {tuple(my_shapes[at])}"
-            raise DocumentError(asked, found=found, remedy=BUILD_THE_SAME)
-    lacking = sorted({key for group in optimizer.param_groups for key in group} - {key for group in groups for key in group})
-    if note.kind != here.kind and lacking:
-        found = f"optimizer {number} was {note.kind}, the session's {here.kind} also needs {', '.join(lacking)}"
-        raise DocumentError(asked, found=found, remedy=BUILD_THE_SAME)
+    if notes is not None:
+        check_notes(asked, number, *notes)
+    for index, (group, own) in enumerate(zip(groups, mine, strict=True)):
+        for name in sorted((group.keys() & own.keys()) - {"params", *OWN_OPTIONS}):
+            if any(isinstance(value, (bool, str)) for value in (group[name], own[name])) and group[name] != own[name]:
+                found = f"group {index} of optimizer {number} has {name}={group[name]}, the session's {own[name]}"
+                raise DocumentError(asked, found=found, remedy=BUILD_THE_SAME)
+
+
+def check_notes(asked: str, number: int, saved: OptimizerNote, mine: OptimizerNote) -> None:
+    """Raise ``DocumentError`` when an optimizer's state belongs to other parameters, or to an optimizer of another family.
+
+    Two classes are of one family when one derives from the other. Of parameters the shapes and the names in the model are compared, each in its place.
+    """
+    shapes = (texts(saved.shapes), texts(mine.shapes), BUILD_THE_SAME)
+    names = (texts(saved.names), texts(mine.names), f"{BUILD_THE_SAME}, the parameters in the same order")
+    for theirs, own, remedy in (shapes, names):
+        at = next((place for place in theirs if theirs[place] != own[place]), None)
+        if at is not None:
+            found = f"parameter {at[1]} of group {at[0]} of optimizer {number} is {theirs[at]}, the session's {own[at]}"
+            raise DocumentError(asked, found=found, remedy=remedy)
+    if saved.kind not in mine.family and mine.kind not in saved.family:
+        raise DocumentError(asked, found=f"optimizer {number} was {saved.kind}, the session's is {mine.kind}", remedy=BUILD_THE_SAME)
+
+
+def texts(groups: Sequence[Sequence[Any]]) -> dict[tuple[int, int], str]:
+    """Return by group and place how a parameter's shape or name reads."""
+    told = {(group, at): item for group, held in enumerate(groups) for at, item in enumerate(held)}
+    return {place: (item or "no parameter of the model") if isinstance(item, str) else str(tuple(item)) for place, item in told.items()}
+
+
+def fitted(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return an optimizer's state with the options that are the session's own.
+
+    ``torch.optim.Optimizer.load_state_dict`` takes every option from the state. That is right for numbers (learning rate, betas, weight decay), which schedules
+    change. It is wrong for how the session's optimizer computes and for what the state does not know.
+    """
+    groups = []
+    for theirs, mine in zip(saved["param_groups"], optimizer.param_groups, strict=True):
+        numbers = {name: like(value, mine.get(name)) for name, value in theirs.items() if name not in OWN_OPTIONS}
+        groups.append({**mine, **numbers})
+    return {**saved, "param_groups": groups}
+
+
+def like(value: Any, mine: Any) -> Any:
+    """Return a number as what the session has in its place: a number, or a tensor on its device."""
+    if isinstance(mine, torch.Tensor) and isinstance(value, (int, float, torch.Tensor)):
+        return mine.detach().clone().copy_(torch.as_tensor(value))
+    if isinstance(value, torch.Tensor) and isinstance(mine, (int, float)):
+        return value.item()
+    if isinstance(value, tuple) and isinstance(mine, tuple) and len(value) == len(mine):
+        return tuple(map(like, value, mine))
+    return value
+
+
+def renamed(weights: Mapping[str, Mapping[str, Any]], rename: Callable[[str], str]) -> dict[str, Any]:
+    """Return the state of working weights with other names of parameters."""
+    return {part: {rename(name): value for name, value in held.items()} if part in PARTS_OF_WEIGHTS else held for part, held in weights.items()}
 
 
 def check_weights(asked: str, saved: Mapping[str, Any] | None, mine: Mapping[str, Any] | None, *, sharded: bool) -> None:
@@ -113,7 +168,7 @@ def check_names(asked: str, what: str, saved: Mapping[str, object], mine: Mappin
 
 def check_random(asked: str, content: RankContent) -> None:
     """Raise ``DocumentError`` when the state of the host's generator is none that this torch takes; no generator is changed."""
-    for state in (content.host.torch, *(() if content.data.position is None else (content.data.position.start.torch,))):
+    for state in (content.host.torch, *(position.start.torch for position in content.data.positions)):
         try:
             torch.Generator().set_state(state)
         except (RuntimeError, TypeError) as error:

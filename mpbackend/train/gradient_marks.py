@@ -13,6 +13,8 @@ import torch
 from mpbackend.errors import SessionError
 
 Mark = tuple[int, int] | None
+UNSCALED = (0, 0)
+"""The mark of a gradient that may be changed."""
 
 
 class GradientMarks:
@@ -27,6 +29,7 @@ class GradientMarks:
         self._model = model
         self._scaled = scaled
         self._marks: list[Mark] | None = None
+        self._marked: Sequence[torch.Tensor] = ()
 
     def forget(self) -> None:
         """Forget the marks: a new step begins, or the gradients were handed over."""
@@ -42,6 +45,10 @@ class GradientMarks:
 
     def take(self, sources: Sequence[torch.Tensor]) -> None:
         """Mark the gradients as they are."""
+        self._marked = sources
+        if not self._scaled:
+            self._marks = [None if source.grad is None else UNSCALED for source in sources]
+            return
         self._marks = [None if (gradient := source.grad) is None else (id(gradient), gradient._version) for source in sources]
 
     def check(self, asked: str, sources: Sequence[torch.Tensor], drop: Callable[[Sequence[torch.Tensor]], None]) -> None:
@@ -55,7 +62,7 @@ class GradientMarks:
         Raises:
             SessionError: one was cleared since it was marked or, while they are scaled, changed.
         """
-        if self._marks is None or len(self._marks) != len(sources):
+        if self._marks is None or sources is not self._marked:
             return
         for source, mark in zip(sources, self._marks, strict=True):
             gradient = source.grad

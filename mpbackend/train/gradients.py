@@ -26,8 +26,8 @@ class Gradients:
         device: where they are.
     """
 
-    def __init__(self, gradients: Sequence[torch.Tensor], *, sharded: bool = False) -> None:
-        self._whole = list(gradients)
+    def __init__(self, gradients: list[torch.Tensor], *, sharded: bool = False) -> None:
+        self._whole = gradients
         self._sharded = sharded
         self.tensors = local(self._whole) if sharded else self._whole
         self.device = gradients[0].device if gradients else torch.device("cpu")

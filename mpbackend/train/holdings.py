@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from mpbackend.errors import SessionError
 from mpbackend.roles import MasterKind
-from mpbackend.train.casting import Casting
+from mpbackend.train.casting import Casting, short
+from mpbackend.train.edits import follow_masters, void_terms
+from mpbackend.train.kept import PARTS
 from mpbackend.train.moments import Moments, settle
 from mpbackend.train.shadow import Round, Shadow
 
@@ -53,6 +55,7 @@ class Holdings:
         self._rounding = rounding
         self._names: dict[int, str] = {}
         self._held: dict[int, Tensor | Shadow] = {}
+        self._kinds: dict[int, tuple[Tensor, torch.dtype, torch.device]] = {}
         self.shadows: dict[int, Shadow] = {}
 
     def refresh(self) -> None:
@@ -73,10 +76,11 @@ class Holdings:
         if id(tensor) in self.shadows:
             found = f"parameter {self.shadows[id(tensor)].name} is held twice by the optimizers"
             raise SessionError("working weights", found=found, remedy="give each parameter to one group of one optimizer")
-        low = self._dtype != torch.float32 and not self._casting.keeps(tensor)
+        low = self._dtype != torch.float32 and tensor.is_floating_point() and not self._casting.keeps(tensor)
         name = self._name(tensor) if low else None
         if name is not None and tensor.dtype != self._dtype:
             self._casting.cast(tensor, self._dtype)
+        self._kinds[id(tensor)] = (tensor, tensor.dtype, tensor.device)
         if name is None or self._master is None:
             self._held[id(tensor)] = tensor
             return tensor
@@ -122,6 +126,34 @@ class Holdings:
         """Return how many tensors the optimizers hold that are no parameters of the model."""
         own = {id(parameter) for parameter in self._model.parameters()}
         return sum(1 for held in self._held.values() if isinstance(held, Tensor) and id(held) not in own)
+
+    def check_kinds(self, asked: str) -> None:
+        """Check that what the optimizers hold is still in the format and on the device that it had when the session took it.
+
+        Raises:
+            SessionError: somebody cast or moved the model; names the first parameter.
+        """
+        for tensor, dtype, device in self._kinds.values():
+            if tensor.dtype != dtype or tensor.device != device:
+                name = self._name(tensor)
+                told = f"a tensor of shape {tuple(tensor.shape)}" if name is None else f"parameter {name}"
+                found = f"{told} is {short(tensor.dtype)} on {tensor.device}, the session has it in {short(dtype)} on {device}"
+                raise SessionError(asked, found=found, remedy="do not cast or move the model before close(); a recipe says the format of parameters")
+
+    def follow(self, shadows: Iterable[Shadow]) -> None:
+        """Follow parameters that somebody else wrote: what is kept of another value is void. See ``mpbackend.train.edits``."""
+        present = [(shadow, shadow.parameter.detach().to(shadow.tensor.device)) for shadow in shadows if shadow.parameter.shape == shadow.tensor.shape]
+        masters = [(shadow.tensor.detach(), written) for shadow, written in present if shadow.persistent]
+        terms = [(shadow.compensation, written.to(self._dtype)) for shadow, written in present if shadow.compensation is not None]
+        follow_masters([master for master, _ in masters], [written for _, written in masters], self._dtype)
+        void_terms([term for term, _ in terms], [written for _, written in terms])
+
+    def kept(self) -> dict[str, dict[str, Tensor]]:
+        """Return masters and Kahan terms by the parameter's name; see ``mpbackend.train.kept``."""
+        shadows = list(self.shadows.values())
+        masters = {shadow.name: shadow.tensor.detach() for shadow in shadows if shadow.persistent}
+        terms = {shadow.name: shadow.compensation for shadow in shadows if shadow.compensation is not None}
+        return dict(zip(PARTS, (masters, terms), strict=True))
 
     def give_back(self) -> None:
         """Stop summing, and give the optimizers the parameters and their state back."""

@@ -147,12 +147,12 @@ class Session(SessionRecord):
         if self._needs_autocast and not self._forward.used:
             found = f"the recipe computes in {self.plan.effective.compute.forward}, but autocast() was not entered for this micro-batch"
             raise SessionError("backward()", found=found, remedy="compute the loss inside `with session.autocast():`")
-        sources, window = self._end.sources(), self._window
-        if window.empty:
+        window, first = self._window, self._window.empty
+        sources = self._end.sources(again=first)
+        if first:
             self._marks.check_clean(sources)
         else:
             self._marks.check("backward()", sources, self._drop)
-        first = window.empty
         self._backward.run(window.add(loss, self.plan.device), lambda: self._drop(sources), retain_graph=retain_graph, first=first)
         if self.ranks is not None:
             self.ranks.went_backward()

@@ -65,14 +65,16 @@ class SessionRecord:
         """Count one event; the record holds the counters."""
         self.counters[name] = self.counters.get(name, 0) + 1
 
-    def watch(self, loader: Iterable[BatchT], *, resume: bool = True) -> Iterator[BatchT]:
+    def watch(self, loader: Iterable[BatchT], *, resume: bool | None = None, name: str = "data") -> Iterator[BatchT]:
         """Yield the batches of ``loader`` unchanged; count samples and tokens, and fingerprint the data. See ``mpbackend.train.data``.
 
         Args:
             loader: what yields batches.
-            resume: whether the first pass after ``load()`` goes on where the checkpoint was saved; False when the loader stands there already.
+            resume: None goes on where a checkpoint was taken, with the loader of the saved run only; True with any; False begins anew, for example when the
+                loader stands there already.
+            name: tells apart what is watched at the same time or in turns.
         """
-        return self.data.watch(loader, resume=resume)
+        return self.data.watch(loader, resume=resume, name=name)
 
     def finish_step(self, result: StepResult, window: Window, lr: LearningRate) -> StepResult:
         """Count a step and keep its row; returns the result."""

@@ -42,7 +42,7 @@ class Shadow:
         compensation: the Kahan term, or None.
     """
 
-    __slots__ = ("_empty", "_hook", "_seen", "_sums", "compensation", "name", "parameter", "persistent", "rounding", "tensor")
+    __slots__ = ("_empty", "_hook", "_sums", "compensation", "name", "parameter", "persistent", "rounding", "tensor")
 
     def __init__(self, name: str, parameter: Tensor, original: Tensor | None, master: MasterKind, *, sums: bool, rounding: Round | None) -> None:
         data = parameter.detach()
@@ -59,7 +59,6 @@ class Shadow:
         self.rounding = rounding
         self._sums = sums
         self._hook: Any = None
-        self._seen = self._state()
         if sums:
             self._listen()
 
@@ -86,25 +85,6 @@ class Shadow:
         if self._sums and self.parameter.grad is not None:
             add_gradient(self.parameter, self.tensor)
 
-    def _state(self) -> tuple[int, int]:
-        """Return what changes when somebody else writes the parameter in place or replaces its data."""
-        return self.parameter._version, self.parameter.data_ptr()
-
-    def follow(self) -> None:
-        """Follow a parameter that somebody else wrote: where its value is not the rounding of what was kept, what was kept is void."""
-        if self._state() == self._seen:
-            return
-        data = self.parameter.detach()
-        if self.persistent:
-            self.tensor.data = torch.where(self.tensor.detach().to(data.dtype) == data, self.tensor.detach(), data.float())
-        elif self.compensation is not None:
-            self.compensation.masked_fill_((data.float() + self.compensation).to(data.dtype) != data, 0.0)
-        self._seen = self._state()
-
-    def settle(self) -> None:
-        """Remember the parameter as it is now."""
-        self._seen = self._state()
-
     def release(self) -> None:
         """Free what one step needed."""
         if not self.persistent:
@@ -124,7 +104,6 @@ class Shadow:
         target.detach().copy_(kept)
         if self.persistent:
             write_back([self])
-        self._seen = self._state()
 
     def close(self) -> None:
         """Stop summing gradients."""
@@ -137,8 +116,6 @@ class Shadow:
 @torch.no_grad()
 def fill(shadows: Sequence[Shadow]) -> None:
     """Fill shadows for the optimizer, and their gradients where these are summed in 16 bits; few launches for many parameters."""
-    for shadow in shadows:
-        shadow.follow()
     empty = [shadow for shadow in shadows if not shadow.persistent]
     if empty:
         filled = widened([shadow.parameter for shadow in empty])
@@ -171,8 +148,6 @@ def write_back(shadows: Sequence[Shadow]) -> None:
         torch._foreach_sub_(lost, updated)
         torch._foreach_neg_(lost)
         torch._foreach_copy_(terms, lost)
-    for shadow in shadows:
-        shadow.settle()
 
 
 def widened(tensors: list[Tensor]) -> list[Tensor]:

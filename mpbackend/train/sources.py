@@ -44,8 +44,14 @@ class Sources:
         self._sources: list[torch.Tensor] = []
         self._look_up()
 
-    def tensors(self) -> list[torch.Tensor]:
-        """Return the tensors, each once."""
+    def tensors(self, *, again: bool = True) -> list[torch.Tensor]:
+        """Return the tensors, each once: the same list as long as the optimizers hold the same.
+
+        Args:
+            again: whether to look what they hold now; else what they held when it was last looked.
+        """
+        if not again:
+            return self._sources
         ids = [id(tensor) for optimizer in self._optimizers for group in optimizer.param_groups for tensor in group["params"]]
         if ids != self._ids:
             self._look_up()
@@ -70,12 +76,15 @@ class Sources:
         Raises:
             SessionError: a parameter was cast to another format since the session looked, or has a gradient that is not dense.
         """
-        sources = self.tensors()
-        if [source.dtype for source in sources] != self._formats:
-            changed = next(index for index, source in enumerate(sources) if source.dtype != self._formats[index])
-            found = f"a parameter of shape {tuple(sources[changed].shape)} was cast from {self._formats[changed]} to {sources[changed].dtype} in a live session"
-            raise SessionError("step()", found=found, remedy="leave model.half(), .bfloat16() and .float() out: the recipe says the formats")
-        found_gradients = [source.grad for source in sources if source.grad is not None]
-        if any(gradient.layout is not torch.strided for gradient in found_gradients):
-            raise SessionError("step()", found="a sparse gradient", remedy="use sparse=False: sparse gradients have no norm and cannot be unscaled here")
-        return Gradients(found_gradients, sharded=self._sharded)
+        found = []
+        for source, wanted in zip(self._sources, self._formats, strict=True):
+            gradient = source.grad
+            if source.dtype is not wanted:
+                cast = f"a parameter of shape {tuple(source.shape)} was cast from {wanted} to {source.dtype} in a live session"
+                raise SessionError("step()", found=cast, remedy="leave model.half(), .bfloat16() and .float() out: the recipe says the formats")
+            if gradient is None:
+                continue
+            if gradient.layout is not torch.strided:
+                raise SessionError("step()", found="a sparse gradient", remedy="use sparse=False: sparse gradients have no norm and cannot be unscaled here")
+            found.append(gradient)
+        return Gradients(found, sharded=self._sharded)

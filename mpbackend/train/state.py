@@ -15,11 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from mpbackend import __version__
 from mpbackend.errors import DocumentError, MpbackendError, SessionError, describe
 from mpbackend.train import checkpoint, fitting, sharded_state
+from mpbackend.train.bare import bare, prefix_of
 from mpbackend.train.checkpoint import CheckpointInfo, first_line
 from mpbackend.train.content import OptimizerNote, RankContent, SharedContent, decode_first, decode_rank, decode_shared, packed
 from mpbackend.train.loss_scale import checked_state
@@ -98,7 +97,7 @@ def shared_content(session: Session, extra: Mapping[str, Any]) -> SharedContent:
         model=sharded_state.without_tensors(model) if is_sharded else model,
         optimizers=[sharded_state.described(item) if is_sharded else item.state_dict() for item in session.optimizers],
         schedulers=[scheduler.state_dict() for scheduler in session.schedulers],
-        optimizer_notes=[fitting.note_of(optimizer) for optimizer in session.optimizers],
+        optimizer_notes=notes_of(session),
         scheduler_kinds=[type(scheduler).__name__ for scheduler in session.schedulers],
         loss_scale=session.loss_scale.state_dict(),
         weights=sharded_state.rest_of_weights(session) if is_sharded else whole_weights(session),
@@ -109,9 +108,20 @@ def shared_content(session: Session, extra: Mapping[str, Any]) -> SharedContent:
     )
 
 
+def notes_of(session: Session) -> list[OptimizerNote]:
+    """Return for each optimizer what its state belongs to."""
+    names = {id(parameter): name for name, parameter in bare(session.model).named_parameters()}
+    if session.weights is not None:  # the optimizers hold shadows in the place of parameters
+        names |= {id(shadow.tensor): names.get(id(shadow.parameter), "") for shadow in session.weights._holdings.shadows.values()}
+    return [fitting.note_of(optimizer, names) for optimizer in session.optimizers]
+
+
 def whole_weights(session: Session) -> dict[str, Any] | None:
-    """Return the state of the working weights; None without them."""
-    return None if session.weights is None else dict(session.weights.state_dict())
+    """Return the state of the working weights, by names of the bare model; None without them."""
+    if session.weights is None:
+        return None
+    prefix = prefix_of(session.model)
+    return fitting.renamed(session.weights.state_dict(), lambda name: name.removeprefix(prefix))
 
 
 def own_content(session: Session) -> RankContent:
@@ -150,7 +160,7 @@ def load(session: Session, path: str | os.PathLike[str]) -> dict[str, Any]:
         with together(session, asked, DocumentError):
             sharded_state.read(folder / info.sharded_folder(), bare(session.model), session, shared)
     with unchanged_on_error(session), together(session, asked, DocumentError), restored(asked):
-        restore_states(session, shared, own)
+        restore_states(session, shared, own, sharded=info.sharded)
     if shared.loss_scale is not None:
         session.loss_scale.load_state_dict(shared.loss_scale)
     session.counters.clear()
@@ -189,12 +199,14 @@ def check(session: Session, asked: str, info: CheckpointInfo, shared: SharedCont
     if not info.sharded:
         fitting.check_model(asked, shared.model, bare(session.model))
     fitting.check_kinds(asked, shared, session.schedulers)
-    notes: Sequence[OptimizerNote | None] = shared.optimizer_notes or [None] * len(shared.optimizers)
-    for number, (saved, note, optimizer) in enumerate(zip(shared.optimizers, notes, session.optimizers, strict=True)):
-        fitting.check_optimizer(asked, number, saved, note, optimizer)
+    notes: Sequence[tuple[OptimizerNote, OptimizerNote] | None] = [None] * len(shared.optimizers)
+    if shared.optimizer_notes:
+        notes = list(zip(shared.optimizer_notes, notes_of(session), strict=True))
+    for number, (saved, both, optimizer) in enumerate(zip(shared.optimizers, notes, session.optimizers, strict=True)):
+        fitting.check_optimizer(asked, number, saved, both, optimizer.param_groups)
     if shared.loss_scale is not None:
         checked_state(shared.loss_scale, session.loss_scale.settings)
-    fitting.check_weights(asked, shared.weights, None if session.weights is None else session.weights.state_dict(), sharded=info.sharded)
+    fitting.check_weights(asked, shared.weights, whole_weights(session), sharded=info.sharded)
     if own is not None:
         fitting.check_random(asked, own)
         if info.token:
@@ -217,7 +229,7 @@ def lost(session: Session, asked: str, info: CheckpointInfo, shared: SharedConte
     return found
 
 
-def restore_states(session: Session, shared: SharedContent, own: RankContent | None) -> None:
+def restore_states(session: Session, shared: SharedContent, own: RankContent | None, *, sharded: bool) -> None:
     """Give every object its state, the model and its working weights last: they are copied in place."""
     if own is not None:
         for name, item in session.stateful.items():
@@ -226,10 +238,10 @@ def restore_states(session: Session, shared: SharedContent, own: RankContent | N
     for scheduler, saved in zip(session.schedulers, shared.schedulers, strict=True):
         scheduler.load_state_dict(saved)
     for optimizer, saved in zip(session.optimizers, shared.optimizers, strict=True):
-        optimizer.load_state_dict(saved)
+        optimizer.load_state_dict(fitting.fitted(saved, optimizer))
     bare(session.model).load_state_dict(shared.model)
     if session.weights is not None and shared.weights is not None:  # after the parameters: what rounding lost belongs to their values
-        session.weights.load_state_dict(shared.weights)
+        session.weights.load_state_dict(shared.weights if sharded else fitting.renamed(shared.weights, prefix_of(session.model).__add__))
 
 
 @contextmanager
@@ -281,14 +293,3 @@ def together(session: Session, asked: str, kind: type[MpbackendError] = SessionE
         raise
     if ranks is not None and (elsewhere := ranks.agree_error(None)) is not None:
         raise kind(asked, found=f"it failed on {elsewhere}", remedy="mend it there")
-
-
-def bare(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model inside wrappers that only add a prefix to names: data-parallel and compiled ones. So a checkpoint loads with and without them."""
-    while True:
-        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), torch.nn.Module):
-            model = inner
-        else:
-            return model

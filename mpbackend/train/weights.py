@@ -7,17 +7,18 @@ while it runs is made for a part of the parameters at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mpbackend.decisions import steps_natively
-from mpbackend.errors import DocumentError, SessionError
+from mpbackend.errors import SessionError
 from mpbackend.recipe import Recipe
-from mpbackend.train.casting import Casting, Row
+from mpbackend.train.casting import Casting, Row, is_fp32_shard
 from mpbackend.train.holdings import Holdings
+from mpbackend.train.kept import Kept, check_kept
 from mpbackend.train.lost_updates import LostUpdates
 from mpbackend.train.moments import Moments, dtype_of
 from mpbackend.train.shadow import fill, write_back
@@ -45,15 +46,15 @@ def make_weights(model: nn.Module, optimizers: Optimizers, recipe: Recipe, *, se
     return None if others and (recipe.params == "fp32" or masters) else WorkingWeights(model, optimizers, recipe, seed=seed, reduces=reduces)
 
 
-def is_fp32_shard(parameter: Tensor) -> bool:
-    """Tell whether a parameter is an fp32 tensor of a wrapper's own class."""
-    return type(parameter.data) is not Tensor and parameter.dtype == torch.float32
-
-
 class WorkingWeights:
     """The weights of one session. Changes model and optimizers in place; ``close`` gives the optimizers their parameters back.
 
     Where the optimizers can update 16-bit parameters by themselves (no master, gradients and moments in the same format) they do, and nothing is held.
+    A parameter that somebody else writes between two steps keeps what was written; see ``mpbackend.train.edits``.
+
+    Where gradients are summed in fp32, a parameter's own ``grad`` is None after the backward pass: the sum is the ``grad`` of ``source(parameter)``. Whoever
+    clips or logs gradients takes them from ``sources()``, which ``session.unscale()`` returns; ``clip_grad_norm_(model.parameters())`` sees no gradient,
+    returns 0 and clips nothing.
 
     Args:
         model: parameters in fp32 or in the working format, checked by ``check_model``.
@@ -129,9 +130,11 @@ class WorkingWeights:
                 not unscaled in 16 bits, which would flush small ones to zero.
 
         Raises:
+            SessionError: the model was cast or moved since the session took it; nothing was updated.
             Exception: whatever the optimizer raises; the parameters of the part that it was updating are as they were.
         """
         self._holdings.refresh()
+        self._holdings.check_kinds("step()")
         self.commit()
         groups = optimizer.param_groups
         full: Part = [group["params"] for group in groups]
@@ -169,7 +172,9 @@ class WorkingWeights:
     def _begin_part(self, optimizer: torch.optim.Optimizer, part: Part, multiplier: Tensor | float) -> None:
         """Fill what the optimizer is going to read."""
         self._open = [tensor for tensors in part for tensor in tensors]
-        fill([shadow for tensor in self._open if (shadow := self._holdings.shadow(tensor)) is not None])
+        shadows = [shadow for tensor in self._open if (shadow := self._holdings.shadow(tensor)) is not None]
+        self._holdings.follow(shadows)
+        fill(shadows)
         for tensor in self._open if self._casts else ():
             if tensor in optimizer.state:
                 self._moments.widen(optimizer.state[tensor], tensor.dtype)
@@ -217,7 +222,7 @@ class WorkingWeights:
 
     def held(self) -> list[Tensor]:
         """Return what is kept beside parameters, masters and the optimizers' state: Kahan terms."""
-        return [shadow.compensation for shadow in self._holdings.shadows.values() if shadow.compensation is not None]
+        return list(self._holdings.kept()["compensation"].values())
 
     def rows(self) -> list[Row]:
         """Return layer, action and reason of what was cast or left, and of how the parameters are updated."""
@@ -234,33 +239,22 @@ class WorkingWeights:
         return told
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """Return masters and Kahan terms by the parameter's name, and the states of stochastic rounding; not copied."""
-        shadows = list(self._holdings.shadows.values())
-        return {
-            "masters": {shadow.name: shadow.tensor.detach() for shadow in shadows if shadow.persistent},
-            "compensation": {shadow.name: shadow.compensation for shadow in shadows if shadow.compensation is not None},
-            "stochastic": {} if self._stochastic is None else self._stochastic.state_dict(),
-        }
+        """Return masters and Kahan terms by the parameter's name, and the states of stochastic rounding; not copied.
+
+        They are those of the parameters as they are now, whoever wrote them.
+        """
+        self._holdings.follow(self._holdings.shadows.values())
+        return self._holdings.kept() | {"stochastic": {} if self._stochastic is None else self._stochastic.state_dict()}
 
     @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def load_state_dict(self, state: Kept) -> None:
         """Continue from what ``state_dict`` returned; parameters follow their masters.
 
         Raises:
             DocumentError: names or shapes differ from those of this model and recipe; nothing was changed.
         """
         self._holdings.refresh()
-        mine = self.state_dict()
-        for part in ("masters", "compensation"):
-            theirs = state.get(part)
-            if not isinstance(theirs, Mapping) or set(theirs) != set(mine[part]):
-                odd = sorted(set(mine[part]) ^ set(theirs if isinstance(theirs, Mapping) else ()))
-                raise DocumentError(
-                    f"{part} of the working weights", found=f"{', '.join(odd[:3]) or part} is on one side only", remedy="load into the same model"
-                )
-            for name, value in theirs.items():
-                if not isinstance(value, Tensor) or value.shape != mine[part][name].shape:
-                    raise DocumentError(f"{part} of the working weights", found=f"{name} has another shape", remedy="load into the same model")
+        check_kept(self._holdings.kept(), state)
         if self._stochastic is not None:
             self._stochastic.load_state_dict(state.get("stochastic", {}))
         self.commit()
@@ -280,8 +274,8 @@ class WorkingWeights:
     def close(self) -> None:
         """Give the optimizers their parameters back; may be called twice.
 
-        Before ``commit`` the model is as it was, bit for bit. Afterwards parameters that came in fp32 and have masters leave with the masters' values; others
-        stay in the working format. Moments wider than their parameter stay so, for a session to come.
+        Before ``commit`` the model is as it was, bit for bit. Afterwards parameters that came in fp32 and have masters leave with the masters' values, or with
+        what somebody else wrote since; others stay in the working format. Moments wider than their parameter stay so, for a session to come.
         """
         if self._closed:
             return
@@ -292,6 +286,7 @@ class WorkingWeights:
         if not self._committed:
             self._casting.undo()
         elif self._master == "fp32":
+            self._holdings.follow(self._holdings.shadows.values())
             for shadow in self._holdings.shadows.values():
                 if self._casting.came_as(shadow.parameter) == torch.float32:
                     shadow.parameter.grad = None

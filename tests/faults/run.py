@@ -1,7 +1,7 @@
 """Put every fault of the catalog back into a copy of the code, and see its tests fail there: ``make test-faults``.
 
-A test that stays green although the fault is there guards nothing. An error of the import system or a name that is not there does not count as red: such a fault
-would not be silent.
+A test that stays green although the fault is there guards nothing. An error of the import system or a name that is not there does not count as red: such a
+fault would not be silent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WORKERS = 2
 LIMIT_S = 180.0
 """Seconds after which the tests of a fault count as hung."""
 
-LOUD = re.compile(r"^E\s.*\b(SyntaxError|IndentationError|ImportError|ModuleNotFoundError|NameError|UnboundLocalError)\b", re.MULTILINE)
+LOUD = re.compile(r"^E\s.*\b(SyntaxError|IndentationError|ImportError|ModuleNotFoundError|NameError|UnboundLocalError|AttributeError)\b.*$", re.MULTILINE)
 """What pytest shows of a failure that no working program would have met."""
 
 LOCATE = "import importlib.util as u, sys; print(*((s := u.find_spec(name)) and s.origin for name in sys.argv[1:]), sep='\\n')"
@@ -95,7 +95,9 @@ def run_tests(copy: Path, tests: Sequence[str], *options: str, limit_s: float | 
         report = Path(folder, "report.xml")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", f"--basetemp={folder}/tmp", *options, *tests]
         # a session of its own: ranks and killed runs are started below pytest, and end with it
-        with subprocess.Popen(command, cwd=copy, env=environment(copy), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True) as run:
+        with subprocess.Popen(
+            command, cwd=copy, env=environment(copy), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        ) as run:
             try:
                 output, _ = run.communicate(timeout=limit_s)
             except subprocess.TimeoutExpired:
@@ -128,7 +130,7 @@ def try_fault(copy: Path, fault: Fault) -> str:
         path.write_text(text, encoding="utf-8")
     green = [test for test in fault.test if not any(failed == test or failed.startswith(f"{test}[") for failed in outcome.failed)]
     if green or outcome.status != 1:
-        return f"exit status {outcome.status}; not failed: {', '.join(green)}; {outcome.loud}"
+        return f"exit status {outcome.status}; not failed: {', '.join(green)}{outcome.loud and f'; {outcome.loud}'}"
     return outcome.loud
 
 

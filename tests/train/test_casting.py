@@ -13,7 +13,7 @@ from mpbackend.recipe import parse_recipe
 from mpbackend.train.casting import Casting
 from mpbackend.train.weights import make_weights
 from tests.support.training import make_net
-from tests.support.weights import train, working
+from tests.support.weights import RECIPES, train, working
 
 BF16 = torch.bfloat16
 
@@ -95,6 +95,25 @@ def test_a_frozen_parameter_is_cast_and_comes_back_in_fp32() -> None:
         assert model.get_parameter("0.weight").dtype == BF16
         train(model, optimizer, weights, 1, dtype=BF16)
     assert model.get_parameter("0.weight").dtype == model.get_parameter("1.weight").dtype == torch.float32
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_whole_numbers_that_an_optimizer_holds_stay_whole(recipe: str) -> None:
+    class Net(nn.Linear):
+        """A layer with a table of indices as a parameter."""
+
+        def __init__(self) -> None:
+            super().__init__(8, 4)
+            self.table = nn.Parameter(torch.tensor([1001, 2003]), requires_grad=False)
+
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, eps=1e-4)
+    with working(model, optimizer, recipe) as weights:
+        assert optimizer.param_groups[0]["params"][2] is model.table
+        train(model, optimizer, weights, 1, dtype=model.weight.dtype)
+        assert model.table.tolist() == [1001, 2003]
+        assert model.table.dtype == torch.int64
+    assert model.table.tolist() == [1001, 2003]
 
 
 def test_an_lstm_trains() -> None:

@@ -187,7 +187,7 @@ def test_a_shared_file_with_a_part_of_another_kind_is_refused(session: Session, 
 
 @pytest.mark.parametrize(
     ("part", "value"),
-    [("host", {"torch": 1}), ("host", {"torch": torch.zeros(3)}), ("data", {"position": 3}), ("stateful", [])],
+    [("host", {"torch": 1}), ("host", {"torch": torch.zeros(3)}), ("data", {"positions": 3}), ("stateful", [])],
 )
 def test_a_rank_file_with_a_part_of_another_kind_is_refused(session: Session, tmp_path: Path, part: str, value: object) -> None:
     session.save(tmp_path / "ckpt")

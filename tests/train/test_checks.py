@@ -11,7 +11,7 @@ from torch import nn
 import mpbackend
 from mpbackend.errors import SessionError
 from mpbackend.recipe import parse_recipe
-from mpbackend.train.checks import check_eps, check_model, warn_of_lost_precision
+from mpbackend.train.checks import check_eps, check_model, check_strangers, warn_of_lost_precision
 
 CPU = torch.device("cpu")
 
@@ -121,3 +121,39 @@ def test_the_second_moment_does_stand_still() -> None:
         kept.lerp_(torch.tensor(1.2**2), 0.001)
     assert moved.item() == 1.0
     assert kept.item() > 1.004
+
+
+@pytest.mark.parametrize(
+    ("recipe", "dtype", "refused"),
+    [
+        ("bf16", torch.bfloat16, True),
+        ("fp16", torch.float16, True),
+        ("fp32", torch.float16, True),
+        ("bf16-master", torch.bfloat16, True),
+        ("bf16-kahan", torch.bfloat16, True),
+        ("bf16-params", torch.float16, True),
+        ("bf16-params", torch.bfloat16, False),
+        ("bf16", torch.float64, True),
+        ("bf16", torch.complex64, True),
+        ("fp32", torch.float64, True),
+        ("bf16-master", torch.float32, False),
+        ("bf16", torch.float32, False),
+        ("bf16", torch.int64, False),
+    ],
+)
+def test_case_01_a_tensor_beside_the_model_in_a_format_that_nobody_looks_after_is_refused(recipe: str, dtype: torch.dtype, refused: bool) -> None:
+    model = layers()
+    extra = torch.ones(2, 3, dtype=dtype, requires_grad=dtype != torch.int64)
+    optimizers = [torch.optim.AdamW(model[0].parameters()), torch.optim.SGD([*model[1].parameters(), extra], lr=0.1)]
+    if not refused:
+        check_strangers(optimizers, model, parse_recipe(recipe))
+        return
+    with pytest.raises(SessionError, match=rf"in SGD, beside the parameters of the model, a tensor of shape \(2, 3\) is {dtype}; make it fp32, or a parameter"):
+        check_strangers(optimizers, model, parse_recipe(recipe))
+
+
+def test_no_more_than_three_tensors_beside_the_model_are_named() -> None:
+    model = layers()
+    extra = [torch.ones(count, dtype=torch.float64, requires_grad=True) for count in range(1, 6)]
+    with pytest.raises(SessionError, match=r"shape \(1,\) .* shape \(2,\) .* shape \(3,\) is torch\.float64 and 2 more; make"):
+        check_strangers([torch.optim.SGD([*model.parameters(), *extra], lr=0.1)], model, parse_recipe("bf16"))

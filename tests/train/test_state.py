@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -195,10 +196,125 @@ def test_what_fails_when_all_checks_passed_is_taken_back(prepare: Prepare, tmp_p
     assert everything(session) == before
 
 
-def test_another_optimizer_whose_options_the_state_lacks_is_refused(prepare: Prepare, tmp_path: Path) -> None:
-    two(prepare, 0).save(tmp_path / "ckpt")
-    with pytest.raises(DocumentError, match=r"optimizer 1 was SGD, the session's Adam also needs amsgrad, betas"):
-        two(prepare, 0, second=torch.optim.Adam).load(tmp_path / "ckpt")
+class OwnSGD(torch.optim.SGD):
+    """A user's own subclass."""
+
+
+@pytest.mark.parametrize(("saved", "mine"), [("SGD", "Adam"), ("Adamax", "RAdam"), ("Adam", "Adamax"), ("Adam", "RAdam")])
+def test_another_optimizer_is_refused(prepare: Prepare, tmp_path: Path, saved: str, mine: str) -> None:
+    two(prepare, 0, second=getattr(torch.optim, saved)).save(tmp_path / "ckpt")
+    session = two(prepare, 0, second=getattr(torch.optim, mine))
+    with pytest.raises(DocumentError, match=f"optimizer 1 was {saved}, the session's is {mine}; build the same"):
+        session.load(tmp_path / "ckpt")
+
+
+@pytest.mark.parametrize(("saved", "mine"), [(torch.optim.SGD, OwnSGD), (OwnSGD, torch.optim.SGD)])
+def test_an_optimizer_of_the_same_family_is_taken(prepare: Prepare, tmp_path: Path, saved: Any, mine: Any) -> None:
+    two(prepare, 0, second=saved).save(tmp_path / "ckpt")
+    two(prepare, 0, second=mine).load(tmp_path / "ckpt")
+
+
+@pytest.mark.parametrize(
+    ("saved", "mine", "found"),
+    [
+        (partial(torch.optim.Adam, weight_decay=0.5), partial(torch.optim.AdamW, weight_decay=0.5), "decoupled_weight_decay=False, the session's True"),
+        (partial(torch.optim.AdamW, amsgrad=True), torch.optim.AdamW, "amsgrad=True, the session's False"),
+        (torch.optim.SGD, partial(torch.optim.SGD, maximize=True), "maximize=False, the session's True"),
+    ],
+)
+def test_an_optimizer_that_computes_something_else_is_refused(prepare: Prepare, tmp_path: Path, saved: Any, mine: Any, found: str) -> None:
+    two(prepare, 0, second=saved).save(tmp_path / "ckpt")
+    session = two(prepare, 0, second=mine)
+    before = everything(session)
+    with pytest.raises(DocumentError, match=f"group 0 of optimizer 1 has {found}"):
+        session.load(tmp_path / "ckpt")
+    assert everything(session) == before
+
+
+def squares(prepare: Prepare, recipe: str, order: tuple[int, int], wrapped: bool = False) -> Session:
+    """Return a session over two equal layers that made a step, each weight in a group of its own, in the order given."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+    groups = [{"params": [model[index].weight], "lr": 0.1 * (index + 1)} for index in order]
+    session = prepare(Wrapped(model) if wrapped else model, torch.optim.SGD(groups, momentum=0.9), recipe)
+    for x, _ in make_batches(1):
+        with session.autocast():
+            loss = session.model(x.to(next(model.parameters()).dtype)).float().square().mean()
+        session.backward(loss)
+        session.step()
+    return session
+
+
+class Wrapped(nn.Module):
+    """Adds a prefix to names, as a compiled model does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self._orig_mod(x)
+        return out
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "bf16-master", "bf16-kahan"])
+def test_parameters_in_another_order_are_refused(prepare: Prepare, tmp_path: Path, recipe: str) -> None:
+    squares(prepare, recipe, (0, 1)).save(tmp_path / "ckpt")
+    squares(prepare, recipe, (0, 1), wrapped=True).load(tmp_path / "ckpt")
+    session = squares(prepare, recipe, (1, 0))
+    before = everything(session)
+    with pytest.raises(DocumentError, match=r"parameter 0 of group 0 of optimizer 0 is 0\.weight, the session's 1\.weight; .*same order"):
+        session.load(tmp_path / "ckpt")
+    assert everything(session) == before
+
+
+def one_group(prepare: Prepare, recipe: str, kind: Any, seed: int = 0, **options: Any) -> Session:
+    torch.manual_seed(seed)
+    model = nn.Linear(8, 4)
+    session = prepare(model, kind([{"params": list(model.parameters()), **options}]), recipe)
+    train(model, session, make_batches(2, seed=seed))
+    return session
+
+
+@pytest.mark.parametrize("saved", [{"fused": True}, {"foreach": True}, {"capturable": False}, {}])
+@pytest.mark.parametrize("mine", [{"fused": True}, {"foreach": False}, {}])
+def test_how_an_optimizer_computes_stays_the_sessions_own(prepare: Prepare, tmp_path: Path, saved: dict[str, Any], mine: dict[str, Any]) -> None:
+    one_group(prepare, "fp16", partial(torch.optim.AdamW, lr=0.25, **saved)).save(tmp_path / "ckpt")
+    session = one_group(prepare, "fp16", partial(torch.optim.AdamW, lr=0.5, **mine), seed=1)
+    (before,) = [dict(group) for group in session.optimizers[0].param_groups]
+    session.load(tmp_path / "ckpt")
+    (group,) = session.optimizers[0].param_groups
+    assert {name: group[name] for name in ("fused", "foreach", "capturable")} == {name: before[name] for name in ("fused", "foreach", "capturable")}
+    assert group["lr"] == 0.25, "numbers are the checkpoint's, as torch has it"
+    train(session.model, session, make_batches(1))
+
+
+@pytest.mark.parametrize("saved", [{"clip_norm": 1e-3}, {"clip_value": 1e-3}, {}])
+@pytest.mark.parametrize("mine", [{"clip_norm": 1e-2}, {"clip_value": 1e-2}, {}])
+def test_the_limits_of_a_group_stay_the_sessions_own(prepare: Prepare, tmp_path: Path, saved: dict[str, Any], mine: dict[str, Any]) -> None:
+    one_group(prepare, "fp32", partial(torch.optim.SGD, lr=1.0), **saved).save(tmp_path / "ckpt")
+    session = one_group(prepare, "fp32", partial(torch.optim.SGD, lr=1.0), **mine)
+    session.load(tmp_path / "ckpt")
+    (group,) = session.optimizers[0].param_groups
+    assert {name: group[name] for name in ("clip_norm", "clip_value") if name in group} == mine
+
+
+@pytest.mark.parametrize(("saved", "mine"), [(torch.tensor(0.25), 0.5), (0.25, torch.tensor(0.5)), (torch.tensor(0.25), torch.tensor(0.5))])
+def test_a_number_comes_back_as_what_the_session_holds(prepare: Prepare, tmp_path: Path, saved: Any, mine: Any) -> None:
+    one_group(prepare, "fp32", partial(torch.optim.SGD, lr=saved)).save(tmp_path / "ckpt")
+    session = one_group(prepare, "fp32", partial(torch.optim.SGD, lr=mine))
+    session.load(tmp_path / "ckpt")
+    (group,) = session.optimizers[0].param_groups
+    assert type(group["lr"]) is type(mine)
+    assert group["lr"] == 0.25
+    assert float(mine) == 0.5
+
+
+def test_an_option_that_the_checkpoint_lacks_stays(prepare: Prepare, tmp_path: Path) -> None:
+    one_group(prepare, "fp32", partial(torch.optim.SGD, lr=1.0)).save(tmp_path / "ckpt")
+    session = one_group(prepare, "fp32", partial(torch.optim.SGD, lr=1.0), mine=3)
+    session.load(tmp_path / "ckpt")
+    assert session.optimizers[0].param_groups[0]["mine"] == 3
 
 
 def test_objects_with_a_state_are_saved_by_name(prepare: Prepare, tmp_path: Path) -> None:
