@@ -85,5 +85,6 @@ def record_schema_page() -> str:
         f"## RunRecord\n\n{record_text(record.RunRecord)}",
         f"## StepRow\n\n{record_text(record.StepRow)}",
         *(f"## {kind.__name__}\n\n{record_text(kind)}" for kind in inner),
-        f"## Checkpoints\n\n`Session.save` writes a folder: `checkpoint.json`, and the state files that its token names, read with `weights_only`:\n\n{record_text(CheckpointInfo)}",
+        "## Checkpoints\n\n`Session.save` writes a folder: `checkpoint.json`, and the state files that its token names, read with `weights_only`:"
+        f"\n\n{record_text(CheckpointInfo)}",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -140,13 +140,28 @@ class Holdings:
                 found = f"{told} is {short(tensor.dtype)} on {tensor.device}, the session has it in {short(dtype)} on {device}"
                 raise SessionError(asked, found=found, remedy="do not cast or move the model before close(); a recipe says the format of parameters")
 
-    def follow(self, shadows: Iterable[Shadow]) -> None:
-        """Follow parameters that somebody else wrote: what is kept of another value is void. See ``mpbackend.train.edits``."""
-        present = [(shadow, shadow.parameter.detach().to(shadow.tensor.device)) for shadow in shadows if shadow.parameter.shape == shadow.tensor.shape]
-        masters = [(shadow.tensor.detach(), written) for shadow, written in present if shadow.persistent]
-        terms = [(shadow.compensation, written.to(self._dtype)) for shadow, written in present if shadow.compensation is not None]
-        follow_masters([master for master, _ in masters], [written for _, written in masters], self._dtype)
-        void_terms([term for term, _ in terms], [written for _, written in terms])
+    def follow(self, shadows: Sequence[Shadow]) -> None:
+        """Follow parameters that somebody else wrote: what is kept of another value is void. See ``mpbackend.train.edits``.
+
+        Args:
+            shadows: of parameters that passed ``check_kinds``.
+        """
+        if self._master == "fp32":
+            follow_masters([shadow.tensor for shadow in shadows], [shadow.parameter for shadow in shadows], self._dtype)
+        elif self._master == "kahan":
+            void_terms([term for shadow in shadows if (term := shadow.compensation) is not None], [shadow.parameter for shadow in shadows])
+
+    @torch.no_grad()
+    def follow_all(self) -> None:
+        """Follow every parameter, also one that was cast or moved; one of another shape is left to whoever wrote it."""
+        for shadow in self.shadows.values():
+            if shadow.parameter.shape != shadow.tensor.shape:
+                continue
+            written = shadow.parameter.detach().to(shadow.tensor.device)
+            if shadow.persistent:
+                follow_masters([shadow.tensor], [written], self._dtype)
+            elif shadow.compensation is not None:
+                void_terms([shadow.compensation], [written.to(self._dtype)])
 
     def kept(self) -> dict[str, dict[str, Tensor]]:
         """Return masters and Kahan terms by the parameter's name; see ``mpbackend.train.kept``."""

@@ -243,7 +243,7 @@ class WorkingWeights:
 
         They are those of the parameters as they are now, whoever wrote them.
         """
-        self._holdings.follow(self._holdings.shadows.values())
+        self._holdings.follow_all()
         return self._holdings.kept() | {"stochastic": {} if self._stochastic is None else self._stochastic.state_dict()}
 
     @torch.no_grad()
@@ -286,7 +286,7 @@ class WorkingWeights:
         if not self._committed:
             self._casting.undo()
         elif self._master == "fp32":
-            self._holdings.follow(self._holdings.shadows.values())
+            self._holdings.follow_all()
             for shadow in self._holdings.shadows.values():
                 if self._casting.came_as(shadow.parameter) == torch.float32:
                     shadow.parameter.grad = None

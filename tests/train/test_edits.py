@@ -23,6 +23,9 @@ KEEPING = ("bf16-master", "bf16-master:grads=bf16", "fp16-master:loss_scale.mode
 
 Edit = Callable[[Tensor], object]
 
+host = edits.unwritten
+"""Looks whether something was written, which happens on the host only; tests that replace it go the way of a device."""
+
 
 def no_grad_clamp(weight: Tensor) -> None:
     """Clamp as torch recommends."""
@@ -143,10 +146,11 @@ def patterns(dtype: torch.dtype) -> Tensor:
     return torch.cat([near, torch.nextafter(near, infinity), torch.nextafter(near, -infinity), torch.tensor([torch.inf, -torch.inf])])
 
 
-@pytest.mark.parametrize("slice_size", [1 << 22, 1 << 10])
+@pytest.mark.parametrize(("slice_size", "look"), [(1 << 22, True), (1 << 10, True), (1 << 10, False)])
 @pytest.mark.parametrize("dtype", [BF16, FP16])
-def test_a_master_that_nobody_wrote_keeps_every_bit(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, slice_size: int) -> None:
-    monkeypatch.setattr(edits, "SLICE", slice_size)
+def test_a_master_that_nobody_wrote_keeps_every_bit(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, slice_size: int, look: bool) -> None:
+    monkeypatch.setattr(edits, "HOST_SLICE", slice_size)
+    monkeypatch.setattr(edits, "unwritten", lambda own, parameter: look and host(own, parameter))
     large = patterns(dtype)
     masters = [large.clone(), large[:100].view(10, 10).clone(), large[7].clone(), large[:0].clone()]
     parameters = [master.to(dtype) for master in masters]
@@ -155,11 +159,12 @@ def test_a_master_that_nobody_wrote_keeps_every_bit(monkeypatch: pytest.MonkeyPa
     assert all(torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in zip(masters, before, strict=True))
 
 
-@pytest.mark.parametrize("slice_size", [1 << 22, 1 << 10])
+@pytest.mark.parametrize(("slice_size", "look"), [(1 << 22, True), (1 << 10, True), (1 << 10, False)])
 @pytest.mark.parametrize("dtype", [BF16, FP16])
-def test_a_kahan_term_of_its_own_parameter_is_never_void(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, slice_size: int) -> None:
+def test_a_kahan_term_of_its_own_parameter_is_never_void(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, slice_size: int, look: bool) -> None:
     """Terms just below half a spacing are rounded up to it: beside an odd parameter their sum would round to its neighbor."""
-    monkeypatch.setattr(edits, "SLICE", slice_size)
+    monkeypatch.setattr(edits, "HOST_SLICE", slice_size)
+    monkeypatch.setattr(edits, "unwritten", lambda own, parameter: look and host(own, parameter))
     exact = patterns(dtype)
     exact = exact[exact.to(dtype).isfinite()]
     parameters = [exact.to(dtype), exact[:64].to(dtype)]
@@ -170,8 +175,10 @@ def test_a_kahan_term_of_its_own_parameter_is_never_void(monkeypatch: pytest.Mon
     assert all(torch.equal(a, b) for a, b in zip(terms, before, strict=True))
 
 
-@pytest.mark.parametrize("count", [1 << 10, 1 << 17])
-def test_what_was_written_is_taken_element_by_element(count: int) -> None:
+@pytest.mark.parametrize("count", [15, 1 << 10, 1 << 17, (1 << 17) + 2])
+@pytest.mark.parametrize("look", [True, False])
+def test_what_was_written_is_taken_element_by_element(monkeypatch: pytest.MonkeyPatch, count: int, look: bool) -> None:
+    monkeypatch.setattr(edits, "unwritten", lambda own, parameter: look and host(own, parameter))
     master = torch.linspace(1.0, 1.9, count)
     before, parameter = master.clone(), master.to(BF16)
     parameter[::3] = 0.0
@@ -184,9 +191,21 @@ def test_what_was_written_is_taken_element_by_element(count: int) -> None:
     kept = terms.clone()
     void_terms([terms], [parameter])
     assert not terms[::3].any()
-    assert not terms[1::3].any()
     assert torch.equal(terms[2::3], kept[2::3])
     assert kept[::3].any()
+
+
+@pytest.mark.parametrize("count", [1, 3, 1 << 10, (1 << 10) + 2])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_one_written_element_is_seen_on_the_host(count: int, transposed: bool) -> None:
+    own = torch.ones(2, count, dtype=BF16)
+    written = own.clone()
+    if transposed:
+        own, written = own.T, written.T
+    assert edits.unwritten(own, written)
+    written[-1, -1] = 1.0078125
+    assert not edits.unwritten(own, written)
+    assert not edits.unwritten(own, own.float())
 
 
 @pytest.mark.parametrize("recipe", ["bf16-master", "bf16-kahan", "bf16-params", "bf16:params=bf16", "bf16-master:optimizer=bf16"])
