@@ -28,6 +28,7 @@ from mpbackend.train.checks import (
     check_options,
     check_schedulers,
     check_stateful,
+    check_strangers,
     check_unscalable,
     warn_of_lost_precision,
 )
@@ -163,11 +164,11 @@ class Target:
         recording = None
         try:
             owner = f"the session of {chosen.recipe}"
-            resources.callback(claim(model, optimizers, owner))
             ranks = find_ranks(model, optimizers, chosen, self.backend, settings)
             if ranks is not None:
                 resources.callback(ranks.close)
             with nullcontext() if ranks is None else ranks.together("prepare()"):
+                resources.callback(claim(model, optimizers, owner))
                 self._check(chosen, model, optimizers)
                 for hook in warn_of_hazards(model):
                     resources.callback(hook.remove)
@@ -225,6 +226,7 @@ class Target:
             raise PlanError(f"{plan.granted} on {plan.device.key}", found="; ".join(plan.blockers), remedy="`mpbackend plan` shows what runs")
         check_model(model, self.device, plan.effective.params, plan.effective.compute.forward)
         check_optimizers(optimizers, model)
+        check_strangers(optimizers, model, plan.effective)
         check_eps(optimizers, plan.effective)
         warn_of_lost_precision(plan, optimizers)
 

@@ -69,6 +69,7 @@ class PositionContent(msgspec.Struct, kw_only=True):
         drawn: batches drawn in the pass.
         first: fingerprint of the first of them, empty before it.
         length: batches of the loader, None where it does not say.
+        continued: whether it began with worker processes of an earlier pass.
         start: the host's generators before the first of them.
         generators: state of each generator of the loader: before the first batch, and now.
         epoch: epoch of the loader's sampler, None where it has none.
@@ -79,6 +80,7 @@ class PositionContent(msgspec.Struct, kw_only=True):
     drawn: Count
     first: str = ""
     length: int | None = None
+    continued: bool = False
     start: HostState
     generators: list[tuple[torch.Tensor, torch.Tensor]] = []
     epoch: int | None = None

@@ -3,7 +3,7 @@
 A loader with a state of its own (``state_dict`` and ``load_state_dict``, as torchdata's ``StatefulDataLoader`` has) is asked for it. Any other is iterated
 again from the random state at the start of the pass, and the batches that were drawn are drawn once more and dropped; then the random state is the one that was
 saved. The random state is that of the host's generators and of the generators that a ``DataLoader`` and its samplers hold; a sampler with an epoch gets its
-epoch.
+epoch, and workers that outlive a pass are started or ended as they were.
 
 Whether a loader is that of the saved run shows in the first batch of the pass, whose fingerprint is saved; of one with a state of its own only the length is
 compared. An iterator is drawn from the start again as well, with a warning: it may go on differently where its order comes from random numbers that it draws
@@ -62,6 +62,7 @@ class Pass:
         self._sampler = sampler_with_epoch(loader)
         self._epoch: int | None = None
         self._first = ""
+        self._continued = False
 
     def batches(self) -> Iterator[Any]:
         """Yield the batches, after ``begin`` or ``go_on``.
@@ -84,6 +85,7 @@ class Pass:
         self._start = host_state()
         self._started = [generator.get_state() for generator in self._generators]
         self._epoch = None if self._sampler is None else self._sampler.epoch
+        self._continued = has_live_workers(self._loader)
         self._iterator = iter(self._loader)
 
     def go_on(self, position: PositionContent, host: HostState | None, settled: list[torch.Generator], *, insist: bool) -> None:
@@ -124,6 +126,7 @@ class Pass:
             raise SessionError("watch()", found=found, remedy=REMEDY)
         self.drawn, self._start, self._epoch, self._first = position.drawn, position.start, position.epoch, position.first
         self._started = [start for start, _ in position.generators]
+        self._continued = position.continued
         if self._sampler is not None and position.epoch is not None:
             self._sampler.set_epoch(position.epoch)
         if position.loader is not None and has_state(self._loader):
@@ -133,6 +136,7 @@ class Pass:
             self._loader.load_state_dict(position.loader)
             self._iterator = iter(self._loader)
             return
+        settle_workers(self._loader, alive=position.continued)
         restore_host(position.start)
         for generator, state in zip(self._generators, self._started, strict=True):
             generator.set_state(state)
@@ -155,6 +159,7 @@ class Pass:
             drawn=self.drawn,
             first=self._first,
             length=length_of(self._loader),
+            continued=self._continued,
             start=self._start,
             generators=generators,
             epoch=self._epoch,
@@ -189,6 +194,19 @@ def length_of(loader: Any) -> int | None:
         return len(loader)
     except (TypeError, NotImplementedError):
         return None
+
+
+def has_live_workers(loader: Any) -> bool:
+    """Tell whether a loader has worker processes of an earlier pass: torch draws no seed for them at the start of the next one, which changes the order."""
+    return bool(getattr(loader, "persistent_workers", False)) and getattr(loader, "_iterator", None) is not None
+
+
+def settle_workers(loader: Any, *, alive: bool) -> None:
+    """Start the workers of a loader that are to outlive a pass, or forget them, so that the next pass begins as the saved one did."""
+    if alive and getattr(loader, "persistent_workers", False) and not has_live_workers(loader):
+        iter(loader)
+    elif not alive and has_live_workers(loader):
+        loader._iterator = None
 
 
 def has_state(loader: Any) -> bool:

@@ -60,8 +60,7 @@ class Session(SessionRecord):
         conversion: one row per layer that the plan changes: layer, action, reason.
         resources: what to undo on close: fence, policy.
         weights: what stands between the parameters and the optimizers, or None.
-        ranks: the ranks of the run, or None for one process.
-        recorded: whether a rank writes a record, so that all of them need the norm.
+        ranks: the ranks of the run, or None; ``recorded`` tells whether one of them writes a record, so that all need the norm.
         stateful: the user's own objects to save and load with the session.
 
     Attributes:
@@ -215,7 +214,7 @@ class Session(SessionRecord):
         return self._close_window(denominator) if self._window.seen else None
 
     def unscale(self) -> list[torch.Tensor]:
-        """Unscale the gradients now, for one's own clipping, and return the parameters; ``step`` will not unscale again.
+        """Unscale the gradients now, for one's own clipping, and return what holds them: parameters or their masters; ``step`` will not unscale again.
 
         The verdict on overflow is taken from the gradients as they are now: clipping an infinity away does not hide it.
 
@@ -265,6 +264,7 @@ class Session(SessionRecord):
         if self._recording is not None and self.steps:
             raise SessionError("load()", found=f"{self.steps} steps are in the record", remedy="load before the first step, or prepare with a new record")
         self._guarding = False
+        self._schedule.settle()  # what is still to come belongs to the run that is left
         extra = state.load(self, path)
         self._schedule.adopt()
         return extra

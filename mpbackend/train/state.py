@@ -112,7 +112,7 @@ def notes_of(session: Session) -> list[OptimizerNote]:
     """Return for each optimizer what its state belongs to."""
     names = {id(parameter): name for name, parameter in bare(session.model).named_parameters()}
     if session.weights is not None:  # the optimizers hold shadows in the place of parameters
-        names |= {id(shadow.tensor): names.get(id(shadow.parameter), "") for shadow in session.weights._holdings.shadows.values()}
+        names |= {id(tensor): names.get(id(parameter), "") for tensor, parameter in session.weights.stand_ins()}
     return [fitting.note_of(optimizer, names) for optimizer in session.optimizers]
 
 

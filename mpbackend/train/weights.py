@@ -220,6 +220,10 @@ class WorkingWeights:
         self.sample = False
         return None if self._lost is None else self._lost.take()
 
+    def stand_ins(self) -> list[tuple[Tensor, Tensor]]:
+        """Return what the optimizers hold instead of a parameter, with the parameter."""
+        return [(shadow.tensor, shadow.parameter) for shadow in self._holdings.shadows.values()]
+
     def held(self) -> list[Tensor]:
         """Return what is kept beside parameters, masters and the optimizers' state: Kahan terms."""
         return list(self._holdings.kept()["compensation"].values())

@@ -203,6 +203,9 @@ class Weights:
         self.masters = {name: parameter.detach() * factor for name, parameter in model.named_parameters()}
         self.generator = torch.tensor([int(factor)], dtype=torch.uint8)
 
+    def stand_ins(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return []  # the optimizers hold the parameters themselves
+
     def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
         return {"masters": self.masters, "compensation": {}, "stochastic": {"cpu:0": self.generator}}
 

@@ -530,3 +530,27 @@ def test_a_stateful_loader_of_another_length_is_refused(prepare: Prepare, tmp_pa
     with pytest.raises(SessionError, match="the loader has 5 batches, the one of the checkpoint had 6"):
         list(second.watch(Sized(5)))
     assert len(list(second.watch(Sized(6)))) == 2
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # says how many cores a machine has
+@pytest.mark.parametrize(("saved_in", "loaded_in"), [(1, 0), (2, 0), (1, 2), (2, 2)])
+def test_workers_that_outlive_a_pass_get_the_saved_order(prepare: Prepare, tmp_path: Path, saved_in: int, loaded_in: int) -> None:
+    def run(session: Session, loader: Loader, save_at: int = 0) -> Iterator[list[int]]:
+        for batch in session.watch(loader):
+            yield numbers(batch)
+            make_step(session)
+            if session.steps == save_at:
+                session.save(tmp_path / "ckpt")
+
+    first, loader = make_session(prepare, 0), lasting()
+    straight = [batch for _ in range(saved_in) for batch in run(first, loader, 6 * saved_in - 2)]
+    second, loader = make_session(prepare, 7), lasting()
+    for _ in range(loaded_in):
+        assert len(list(run(second, loader))) == 6
+    second.load(tmp_path / "ckpt")
+    assert list(run(second, loader)) == straight[-2:]
+
+
+def lasting() -> Loader:
+    data = TensorDataset(torch.arange(24.0).reshape(24, 1).expand(24, 8))
+    return DataLoader(data, BATCH, shuffle=True, num_workers=1, persistent_workers=True)  # type: ignore[arg-type] # tuples
