@@ -31,6 +31,7 @@ class Around:
         self._plan = plan
         self._recording = recording
         self._ranks = ranks
+        self._plain = ranks is None and isinstance(backend.execute(plan), nullcontext)
         self._executes = not isinstance(backend.execute(plan), nullcontext)
 
     def make(
@@ -43,6 +44,8 @@ class Around:
             diagnosis: watches the pass, or None.
             window: the step that a forward pass belongs to: of several ranks, only the last micro-batch reduces its gradients.
         """
+        if self._plain and diagnosis is None and (self._recording is None or not self._recording.observing):
+            return None
         recording = self._recording if self._recording is not None and self._recording.observing else None
         if torch.is_inference_mode_enabled():  # there composite operators reach a dispatch mode whole, below autocast: observing would change the arithmetic
             recording = None

@@ -45,6 +45,7 @@ class Backward:
     ) -> None:
         self._device_type = device_type
         self._scale = loss_scale
+        self._plain = loss_scale.settings.mode == "none"
         self._overflow = overflow
         self._around = around
         self._patience = patience
@@ -86,7 +87,7 @@ class Backward:
         around = self._around.make("backward", self._patience.diagnosis)
         try:
             if around is None and not inside:
-                self.scaled(loss).backward(retain_graph=retain_graph)
+                (loss if self._plain else self.scaled(loss)).backward(retain_graph=retain_graph)
             else:
                 with torch.autocast(self._device_type, enabled=False) if inside else NOTHING, around or NOTHING:
                     self.scaled(loss).backward(retain_graph=retain_graph)

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from mpbackend.train.weights import WorkingWeights
     from mpbackend.train.window import Window
 
+ONE = 1.0
+"""The multiplier that leaves gradients alone."""
+
 
 class Boundary:
     """Steps the optimizers, or skips the step and says why.
@@ -72,8 +75,10 @@ class Boundary:
         self._sharded = ranks is not None and ranks.sharded
         self._deferral = Deferral(optimizers, allowed=limits.value is None and weights is None and not self._sharded)
         self._sources = Sources(optimizers, weights, block=block, sharded=self._sharded, scaled=loss_scale.settings.mode != "none")
+        self.sources = self._sources.tensors
         self._block = block
         self._turn = False
+        self._plain = not self._needs_norm and loss_scale.settings.mode == "none" and limits.value is None and weights is None and ranks is None
         self.applied = 0
         self.unfed = set(range(len(optimizers)))
 
@@ -88,10 +93,6 @@ class Boundary:
         if self.applied and self.unfed:
             names = ", ".join(f"optimizer {number} ({type(self._optimizers[number]).__name__})" for number in sorted(self.unfed))
             raise SessionError("training", found=f"no parameter of {names} ever got a gradient", remedy="build it from the model that the loss uses")
-
-    def sources(self, *, again: bool = False) -> list[torch.Tensor]:
-        """Return the tensors whose gradients a step uses, looked up ``again`` at the start of it; see ``mpbackend.train.sources``."""
-        return self._sources.tensors(again=again)
 
     def unscale(self, window: Window) -> list[torch.Tensor]:
         """Unscale the gradients and keep their norm, from which the verdict is taken later; returns the parameters."""
@@ -118,15 +119,18 @@ class Boundary:
             denominator: what to divide the summed gradients by, or None.
             free: whether gradients may be dropped as soon as they were used.
         """
+        self.applied += 1
+        if self._plain and denominator is None and not window.average and not own_limits(self._optimizers):
+            return self._step(sources, free=free)
         if self._ranks is not None:
             self._ranks.settle(sources)
         gradients = self._sources.gradients()
-        self.applied += 1
         if not gradients:
-            reason = f"{NO_GRADIENTS}: 0 of {len(sources)} parameters have gradients"
-            return StepResult(False, reason, None, self._present_scale(), None, self._idle())
+            return self._without_gradients(sources)
         by_hand = window.unscaled_norm
-        divisor = self._divisor(window, denominator) / window.unscaled_by if by_hand is None or denominator is not None else 1.0
+        divisor = 1.0
+        if denominator is not None or (window.average and by_hand is None):
+            divisor = self._divisor(window, denominator) / window.unscaled_by
         sweep = Sweep(1.0 / (divisor * self._present_scale() if by_hand is None else divisor))
         if self._needs_norm:
             present = gradients.norm() if sweep.idle else gradients.norm() * sweep.factor
@@ -141,9 +145,22 @@ class Boundary:
         norm = verdict.read_norm(sweep.norm, register)
         return self._take(gradients, sweep, norm, free=free) if math.isfinite(norm) else self._skip(gradients, norm, window)
 
+    def _step(self, sources: list[torch.Tensor], *, free: bool) -> StepResult:
+        """Step where nothing is scaled, divided, clipped or judged: what ``apply`` would do, by the shortest way."""
+        self._sources.check_formats()
+        idle = self._idle() if self.unfed or len(self._optimizers) > 1 else ()
+        for source in sources:
+            if source.grad is not None:
+                self._launch(ONE, free=free)
+                return StepResult(True, "", None, 1.0, None, idle)
+        return self._without_gradients(sources)
+
+    def _without_gradients(self, sources: list[torch.Tensor]) -> StepResult:
+        return StepResult(False, f"{NO_GRADIENTS}: 0 of {len(sources)} parameters have gradients", None, self._present_scale(), None, self._idle())
+
     def check_divisor(self, window: Window, denominator: float | None) -> None:
         """Raise ``SessionError`` for a denominator that does not divide; of several ranks, all find out together at the boundary."""
-        if self._ranks is None:
+        if self._ranks is None and denominator is not None:
             window.divisor(denominator)
 
     def _divisor(self, window: Window, denominator: float | None) -> float:
@@ -153,14 +170,14 @@ class Boundary:
 
     def _take(self, gradients: Gradients, sweep: Sweep, norm: torch.Tensor | float | None, *, free: bool) -> StepResult:
         scale = self._present_scale()
-        multiplier: torch.Tensor | float = 1.0
+        multiplier: torch.Tensor | float = ONE
         if self._limits.value is not None or own_limits(self._optimizers):
             gradients.multiply(sweep.factor)
             clip_groups(self._optimizers, self._limits, self._source, sharded=self._sharded)
         elif self._deferral.folds and not sweep.idle_multiplier and self._deferral.unwatched():
             self._deferral.fold(sweep.multiplier, None, gradients.device)
         elif self._sources.apart or self._weights is not None:
-            multiplier = sweep.multiplier
+            multiplier = ONE if sweep.idle_multiplier else sweep.multiplier
         else:
             gradients.multiply(sweep.multiplier)
         idle = self._idle()
@@ -168,7 +185,8 @@ class Boundary:
         self._launch(multiplier, free=free)
         if self._guard is not None:
             self._guard.close_window()
-        self._update(gradients, overflowed=False, helpless=False)
+        if self._scale.dynamic:
+            self._update(gradients, overflowed=False, helpless=False)
         return StepResult(True, "", norm, scale, False if isinstance(norm, float) else None, idle)
 
     def _source(self, parameter: torch.Tensor) -> torch.Tensor:
@@ -185,7 +203,8 @@ class Boundary:
                 elif self._sources.large and takes_blocks(optimizer):
                     step_in_blocks(optimizer, self._block, multiplier, free=free and self._sources.apart)
                 else:
-                    scale_all(optimizer, multiplier)
+                    if multiplier is not ONE:
+                        scale_all(optimizer, multiplier)
                     optimizer.step()
                 done += 1
         except BaseException as error:
@@ -194,13 +213,14 @@ class Boundary:
             raise
         finally:
             self._turn = False
-            self._deferral.unfold()
+            if self._deferral.folded:
+                self._deferral.unfold()
 
     def _defer(self, scale: DeviceScale, found: torch.Tensor, gradients: Gradients, sweep: Sweep, window: Window) -> StepResult:
         """Launch fused optimizers that look at the verdict themselves."""
         self._deferral.fold(sweep.multiplier, found, gradients.device)
         idle = self._idle()
-        self._launch(1.0, free=False)
+        self._launch(ONE, free=False)
         if self._guard is not None:
             self._guard.restore_where(found)
         finite, losses = torch.isfinite(torch.stack([loss.float().reshape(()) for loss in window.losses])).all(), window.losses

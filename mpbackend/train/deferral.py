@@ -25,12 +25,13 @@ class Deferral:
 
     Attributes:
         folds: whether the optimizers can unscale and clip.
+        folded: whether they have been told to.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], *, allowed: bool) -> None:
         self._optimizers = optimizers
         self.folds = allowed and folding(optimizers)
-        self._folded = False
+        self.folded = False
         self._blank = [optimizer for optimizer in optimizers if starts_blank(optimizer)]
 
     def possible(self) -> bool:
@@ -53,7 +54,7 @@ class Deferral:
             found: scalar bool tensor; None takes the step.
             device: where the gradients are.
         """
-        self._folded = True
+        self.folded = True
         scale = multiplier.reciprocal().float() if isinstance(multiplier, torch.Tensor) else torch.tensor(1.0 / multiplier, device=device)
         for optimizer in self._optimizers:
             optimizer.grad_scale = scale  # type: ignore[attr-defined] # torch reads it with getattr
@@ -62,9 +63,7 @@ class Deferral:
 
     def unfold(self) -> None:
         """Take back what ``fold`` said."""
-        if not self._folded:
-            return
-        self._folded = False
+        self.folded = False
         for optimizer in self._optimizers:
             for name in ("grad_scale", "found_inf"):
                 if hasattr(optimizer, name):

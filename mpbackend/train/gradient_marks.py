@@ -23,11 +23,13 @@ class GradientMarks:
     Args:
         model: names parameters in messages.
         scaled: whether gradients are multiplied with a loss scale.
+        single: whether a step has one micro-batch. Without a scale nothing is marked then: a gradient that is cleared is missing from the step's own result.
     """
 
-    def __init__(self, model: torch.nn.Module, *, scaled: bool) -> None:
+    def __init__(self, model: torch.nn.Module, *, scaled: bool, single: bool) -> None:
         self._model = model
         self._scaled = scaled
+        self._idle = single and not scaled
         self._marks: list[Mark] | None = None
         self._marked: Sequence[torch.Tensor] = ()
 
@@ -45,6 +47,8 @@ class GradientMarks:
 
     def take(self, sources: Sequence[torch.Tensor]) -> None:
         """Mark the gradients as they are."""
+        if self._idle:
+            return
         self._marked = sources
         if not self._scaled:
             self._marks = [None if source.grad is None else UNSCALED for source in sources]

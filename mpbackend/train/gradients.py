@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+from mpbackend.errors import SessionError
 from mpbackend.train import clipping
 from mpbackend.train.sharded import local as local_parts
 from mpbackend.train.sharded import sharded_norm
@@ -26,6 +27,8 @@ class Gradients:
         device: where they are.
     """
 
+    __slots__ = ("_sharded", "_whole", "device", "tensors")
+
     def __init__(self, gradients: list[torch.Tensor], *, sharded: bool = False) -> None:
         self._whole = gradients
         self._sharded = sharded
@@ -41,7 +44,13 @@ class Gradients:
         self._whole, self.tensors = [], []
 
     def norm(self) -> torch.Tensor:
-        """Return the L2 norm over all of them, all ranks included; see ``mpbackend.train.clipping.total_norm``."""
+        """Return the L2 norm over all of them, all ranks included; see ``mpbackend.train.clipping.total_norm``.
+
+        Raises:
+            SessionError: one is sparse.
+        """
+        if any(gradient.layout is not torch.strided for gradient in self._whole):
+            raise SessionError("step()", found="a sparse gradient", remedy="use sparse=False: sparse gradients have no norm here")
         return sharded_norm(self._whole) if self._sharded else clipping.total_norm(self._whole)
 
     def multiply(self, factor: torch.Tensor | float) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from mpbackend.errors import MpbackendError, SessionError
 from mpbackend.observe.record import StepRow, to_number
-from mpbackend.train.step import StepResult, read_scalars
+from mpbackend.train.step import StepResult, stack_scalars
 
 if TYPE_CHECKING:
     from mpbackend.backend import Clock
@@ -25,6 +25,11 @@ FLUSH_SECONDS = 5.0
 KEPT_ROWS = 4096
 """Rows kept for ``drain()``, read or not; older ones are dropped when nobody drains or records."""
 
+PACKED_ROWS = 64
+"""Rows whose tensors are put into one while nobody reads them, so that thousands of small ones do not pile up."""
+
+UNREAD = torch.empty(0)
+"""Stands for a tensor whose value is in a pack."""
 
 LearningRate = float | torch.Tensor | None
 
@@ -33,7 +38,7 @@ class Pending(NamedTuple):
     """A row whose tensors have not been read."""
 
     step: int
-    losses: list[torch.Tensor]
+    losses: Sequence[torch.Tensor]
     grad_norm: torch.Tensor | float | None
     outcome: StepResult
     lr: LearningRate
@@ -63,6 +68,13 @@ def notes_on(error: BaseException) -> Iterator[None]:
         error.add_note(str(second))
 
 
+class Pack(NamedTuple):
+    """Rows whose values stand in one tensor on the device, in the order of ``tensors_of``."""
+
+    rows: list[Pending]
+    values: torch.Tensor
+
+
 class Journal:
     """Pending and finished rows.
 
@@ -72,7 +84,8 @@ class Journal:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._pending: deque[Pending] = deque(maxlen=KEPT_ROWS)
+        self._pending: list[Pending] = []
+        self._packs: deque[Pack] = deque(maxlen=KEPT_ROWS // PACKED_ROWS)
         self._ready: deque[StepRow] = deque(maxlen=KEPT_ROWS)
         self._last_mark: Any = None
         self._warned = False
@@ -95,16 +108,41 @@ class Journal:
     def add(self, row: Pending) -> bool:
         """Keep a row; True when it is time to flush. No synchronization."""
         self._pending.append(row)
-        return len(self._pending) >= FLUSH_STEPS or time.monotonic() - self._flushed_at >= FLUSH_SECONDS
+        count = len(self._pending)
+        if count % PACKED_ROWS == 0:
+            self._pack()
+        return count >= FLUSH_STEPS or time.monotonic() - self._flushed_at >= FLUSH_SECONDS
+
+    def _pack(self) -> None:
+        """Put the values of the pending rows into one tensor; rows whose verdict somebody may still read stay as they are, the last of them."""
+        if any(row.outcome.verdict is not None for row in self._pending):
+            del self._pending[:-KEPT_ROWS]
+            return
+        tensors = [tensor for row in self._pending for tensor in tensors_of(row)]
+        values = stack_scalars(tensors) if tensors else torch.empty(0)
+        rows = [
+            row._replace(
+                losses=(UNREAD,) * len(row.losses),
+                grad_norm=UNREAD if isinstance(row.grad_norm, torch.Tensor) else row.grad_norm,
+                lr=UNREAD if isinstance(row.lr, torch.Tensor) else row.lr,
+            )
+            for row in self._pending
+        ]
+        self._packs.append(Pack(rows, values))
+        self._pending = []
 
     def read(self) -> list[StepRow]:
         """Read every pending row from the device in one batch and return them; they also wait for ``drain``."""
-        pending, self._pending = self._pending, deque(maxlen=KEPT_ROWS)
+        packs, pending = list(self._packs), self._pending
+        self._packs.clear()
+        self._pending = []
         self._flushed_at = time.monotonic()
-        if not pending:
+        if not pending and not packs:
             return []
-        values = iter(read_scalars([tensor for row in pending for tensor in tensors_of(row)]))
-        rows = [self._finish(row, values) for row in pending]
+        tensors = [tensor for row in pending for tensor in tensors_of(row)]
+        parts = [pack.values for pack in packs if pack.values.numel()] + ([stack_scalars(tensors)] if tensors else [])
+        values = iter(torch.cat([part.double() for part in parts] if len({part.dtype for part in parts}) > 1 else parts).tolist() if parts else [])
+        rows = [self._finish(row, values) for row in (*(row for pack in packs for row in pack.rows), *pending)]
         self._ready.extend(rows)
         taken = next((row.step for row in rows if row.nonfinite and row.stepped), None)
         if taken is not None and not self._warned:

@@ -113,7 +113,7 @@ class Session(SessionRecord):
             ranks=ranks,
             block=getattr(backend, "update_block", 0),
         )
-        self._marks = GradientMarks(model, scaled=self.loss_scale.settings.mode != "none")
+        self._marks = GradientMarks(model, scaled=self.loss_scale.settings.mode != "none", single=plan.micro_batches == 1)
         self._patience = Patience(model, plan.effective.loss_scale.patience)
         self._backward = Backward(plan.device.type, self.loss_scale, overflow, self._around, self._patience, self.count)
         self._guarding = False
@@ -236,7 +236,7 @@ class Session(SessionRecord):
             lr = learning_rate(self.optimizers)
             free = self._recording is None or not self._recording.observing
             result = self.finish_step(self._end.apply(sources, self._window, denominator, free=free), self._window, lr)
-            if result.verdict is None and result.stepped:
+            if self.schedulers and result.verdict is None and result.stepped:
                 self._schedule.step()
         finally:  # whatever an optimizer or a scheduler raises, no gradient is used twice
             self._drop(sources)

@@ -44,7 +44,7 @@ class Sources:
         self._sources: list[torch.Tensor] = []
         self._look_up()
 
-    def tensors(self, *, again: bool = True) -> list[torch.Tensor]:
+    def tensors(self, *, again: bool = False) -> list[torch.Tensor]:
         """Return the tensors, each once: the same list as long as the optimizers hold the same.
 
         Args:
@@ -70,21 +70,14 @@ class Sources:
             found = "a parameter has a gradient hook of its own, which sees gradients multiplied with the loss scale"
             warnings.warn(f"{found}; divide by session.loss_scale.value there, or work on session.unscale()", stacklevel=6)
 
-    def gradients(self) -> Gradients:
-        """Return the gradients that are there.
+    def check_formats(self) -> None:
+        """Raise ``SessionError`` when a parameter was cast to another format since the session looked."""
+        if [source.dtype for source in self._sources] != self._formats:
+            source, wanted = next(pair for pair in zip(self._sources, self._formats, strict=True) if pair[0].dtype != pair[1])
+            found = f"a parameter of shape {tuple(source.shape)} was cast from {wanted} to {source.dtype} in a live session"
+            raise SessionError("step()", found=found, remedy="leave model.half(), .bfloat16() and .float() out: the recipe says the formats")
 
-        Raises:
-            SessionError: a parameter was cast to another format since the session looked, or has a gradient that is not dense.
-        """
-        found = []
-        for source, wanted in zip(self._sources, self._formats, strict=True):
-            gradient = source.grad
-            if source.dtype is not wanted:
-                cast = f"a parameter of shape {tuple(source.shape)} was cast from {wanted} to {source.dtype} in a live session"
-                raise SessionError("step()", found=cast, remedy="leave model.half(), .bfloat16() and .float() out: the recipe says the formats")
-            if gradient is None:
-                continue
-            if gradient.layout is not torch.strided:
-                raise SessionError("step()", found="a sparse gradient", remedy="use sparse=False: sparse gradients have no norm and cannot be unscaled here")
-            found.append(gradient)
-        return Gradients(found, sharded=self._sharded)
+    def gradients(self) -> Gradients:
+        """Return the gradients that are there; ``SessionError`` as ``check_formats`` raises."""
+        self.check_formats()
+        return Gradients([gradient for source in self._sources if (gradient := source.grad) is not None], sharded=self._sharded)

@@ -127,10 +127,13 @@ class StepResult:
         return f"StepResult(stepped={self.stepped}, reason={self.reason!r}, loss_scale={self.loss_scale:g}, nonfinite={self.nonfinite}, idle={self.idle})"
 
 
+def stack_scalars(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return scalar tensors of one device as one vector, in fp64 when one of them is, else in fp32; at least one."""
+    dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+    return torch.stack([tensor.detach().to(dtype).reshape(()) for tensor in tensors])
+
+
 def read_scalars(tensors: Sequence[torch.Tensor]) -> list[float]:
     """Read scalar tensors of one device with one transfer, which waits for it."""
-    if not tensors:
-        return []
-    dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
-    values: list[float] = torch.stack([tensor.detach().to(dtype).reshape(()) for tensor in tensors]).tolist()
+    values: list[float] = stack_scalars(tensors).tolist() if tensors else []
     return values
