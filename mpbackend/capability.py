@@ -109,6 +109,8 @@ class Accumulator(Record, frozen=True, kw_only=True):
         rounding: what alignment does to the bits below.
         output_rounding: rounding of the accumulator to the result of a step.
         promotion_interval: products after which the partial sum is added to a wider register; ``none`` when it never is.
+        order: ``sequential`` along K, or ``byte_pairs``: of every 4 products of a step the first two, in a step from zero, then the others in a second
+            one, and their sum is added to the rest by an ordinary addition, whose rounding ``output_rounding`` is.
     """
 
     products_per_step: Count | Unknown = UNKNOWN
@@ -116,6 +118,7 @@ class Accumulator(Record, frozen=True, kw_only=True):
     rounding: Rounding = UNKNOWN
     output_rounding: Rounding = UNKNOWN
     promotion_interval: Count | Literal["none", "unknown"] = UNKNOWN
+    order: Literal["sequential", "byte_pairs", "unknown"] = UNKNOWN
 
 
 class Align(Record, frozen=True, kw_only=True):
