@@ -16,6 +16,9 @@ from mpbackend.numerics.arithmetic import Arithmetic, Rounds
 BYTE_PAIRS = 32
 """Products among which the order ``byte_pairs`` permutes."""
 
+FIXED_WIDTH = ("ieee", "fn", "fnuz", "finite")
+"""Encodings of formats whose fraction has the same width everywhere."""
+
 
 def dot(a: Sequence[float], b: Sequence[float], arithmetic: Arithmetic, addend: float = 0.0) -> float:
     """Return the sum of ``a[k] * b[k]`` and of ``addend`` with the bits that a unit gives it.
@@ -30,13 +33,17 @@ def dot(a: Sequence[float], b: Sequence[float], arithmetic: Arithmetic, addend: 
         A value of ``arithmetic.output``; NaN has no payload.
 
     Raises:
-        BackendError: ``a`` and ``b`` differ in length, or the arithmetic is not defined bit for bit.
+        BackendError: ``a`` and ``b`` differ in length, the arithmetic is not defined bit for bit, or a format has no fraction of fixed width.
     """
     if len(a) != len(b):
         raise BackendError("a dot product", found=f"{len(a)} and {len(b)} numbers", remedy="give as many of one operand as of the other")
     if arithmetic.model != "aligned" or arithmetic.exact_group != 1:
         found = "exact groups" if arithmetic.model == "aligned" else "sums in an order of the host's library"
         raise BackendError("an exact dot product", found=found, remedy="the oracle defines model 'aligned' without groups")
+    for name in (arithmetic.a, arithmetic.b, arithmetic.output):
+        if name not in FORMATS or FORMATS[name].encoding not in FIXED_WIDTH:
+            found = f"format {name}"
+            raise BackendError("an exact dot product", found=found, remedy="the oracle rounds to floating-point formats whose fields have fixed widths")
     left = [convert(x, arithmetic.a, arithmetic) for x in a]
     right = [convert(x, arithmetic.b, arithmetic) for x in b]
     promotes = arithmetic.promotion_interval is not None

@@ -122,3 +122,6 @@ def test_what_has_no_definition_is_refused() -> None:
         dot([1, 2], [1], UNIT)
     with pytest.raises(BackendError, match="host's library"):
         dot([1], [1], unit(model="host"))
+    for name in ("hif8", "int8", "e8m0", "none"):
+        with pytest.raises(BackendError, match=f"format {name}"):
+            dot([1], [1], unit(a=name))
