@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mpbackend.errors import BackendError
 from mpbackend.formats import FORMATS
-from mpbackend.numerics.arithmetic import Arithmetic
+from mpbackend.numerics.arithmetic import Arithmetic, Rounds
 from mpbackend.numerics.oracle import convert, dot
 from mpbackend.numerics.tolerance import Bound, gap, product_bound, weight
 
@@ -99,6 +99,14 @@ def test_the_bound_of_a_wide_accumulator_is_far_from_vacuous(k: int) -> None:
     assert product_bound(CHAIN, k).relative < 2.0**-9
 
 
+def test_sums_below_the_zero_exponent_are_lost_within_the_absolute_part_of_the_bound() -> None:
+    unit = UNITS["single products, high zero"]
+    a, b = [2.0**-15] * 64, [1.0] * 64
+    bound, w = product_bound(unit, 64), weight(a, b, unit)
+    assert dot(a, b, unit) == 0.0
+    assert bound.relative * w < w <= bound.limit(w) < 8 * w
+
+
 def test_a_chain_of_fused_multiply_adds_has_the_bound_of_the_textbook() -> None:
     n, u = 1000, 2.0**-24
     assert n * u <= product_bound(CHAIN, n).relative <= n * u / (1 - n * u)
@@ -131,6 +139,13 @@ def test_conversion_of_the_operands_is_part_of_the_bound_where_asked() -> None:
     result, true, w = dot(a, b, unit), float(exact(a, b)), weight(a, b, unit)
     assert gap(result, true, product_bound(unit, 64), w) > 1
     assert gap(result, true, product_bound(unit, 64, converted=True), w) <= 1
+
+
+@pytest.mark.parametrize("rounding", ["rne", "rz"])
+def test_rounding_of_the_output_is_part_of_the_bound(rounding: Rounds) -> None:
+    unit = Arithmetic(a="fp16", b="fp16", products_per_step=4, fraction_bits=25, output="bf16", output_rounding=rounding)
+    a, b = [1.0, 2.0**-8 if rounding == "rne" else 127 / 128 * 2.0**-7], [1.0, 1.0]
+    assert 0.5 < gap_of(unit, unit, a, b) <= 1
 
 
 def test_a_subnormal_operand_weighs_as_much_as_the_smallest_normal() -> None:
