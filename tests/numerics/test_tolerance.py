@@ -118,6 +118,11 @@ def test_promotion_makes_the_bound_of_a_narrow_accumulator_almost_independent_of
     assert product_bound(NARROW, 16384).relative > 0.5
 
 
+def test_roundings_of_an_outer_sum_are_part_of_the_bound() -> None:
+    unit = Arithmetic(a="fp16", b="fp16", promotion_interval=1, promoted="fp16", output="fp16")
+    assert 0.5 < gap_of(unit, unit, [2048.0] + [1.0] * 63, [1.0] * 64) <= 1
+
+
 def test_a_probabilistic_bound_grows_with_the_root_of_the_length_and_holds_for_random_operands() -> None:
     root = product_bound(CHAIN, 16384, kind="probabilistic").relative / product_bound(CHAIN, 1024, kind="probabilistic").relative
     assert 4 < root < 4.2
@@ -129,7 +134,10 @@ def test_a_probabilistic_bound_grows_with_the_root_of_the_length_and_holds_for_r
 
 
 def test_truncation_is_biased_and_gets_no_probabilistic_bound() -> None:
-    assert product_bound(WIDE, 4096, kind="probabilistic") == product_bound(WIDE, 4096)
+    toward_zero = Arithmetic(a="fp32", b="fp32", register_rounding="rz")
+    aligned = Arithmetic(a="fp32", b="fp32", fraction_bits=30)
+    for unit in (WIDE, toward_zero, aligned):
+        assert product_bound(unit, 4096, kind="probabilistic") == product_bound(unit, 4096)
 
 
 def test_conversion_of_the_operands_is_part_of_the_bound_where_asked() -> None:
