@@ -3,7 +3,7 @@
 The blocks of a page run in order in one empty folder. The Python blocks share a namespace; what one prints stands in a ``text`` block right below it. In a
 ``console`` block a line that starts with ``$`` is a command, and the lines below it are its output. A comment above a block changes that:
 
-``<!-- not run: reason -->`` leaves the block alone. ``<!-- varies: reason -->`` runs it and lets the numbers of its output differ,
+``<!-- not run: reason -->`` leaves the block alone. ``<!-- varies: reason -->`` runs it and lets the numbers of its output and the word ``(emulated)`` differ,
 ``<!-- not compared: reason -->`` all of its output. ``<!-- file: name -->`` writes a block of any language to a file instead of running it.
 """
 
@@ -33,6 +33,8 @@ BLOCK = re.compile(
 COMMAND = re.compile(r"^\$ (.+)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
 GAPS = re.compile(r" {2,}")
+EMULATED = re.compile(r" \(emulated\)")
+"""What a table adds to a format that the processor at hand has no instruction for: pages must not depend on it."""
 
 TIME_LIMIT_S = 120
 HIDDEN_VARIABLES = ("MPBACKEND", "LOCAL_RANK")
@@ -114,7 +116,7 @@ def newer(shown: str, found: str, mark: str | None) -> str:
 
 def masked(output: str) -> str:
     """Return an output with its numbers and the gaps of its columns alike."""
-    return GAPS.sub("  ", NUMBER.sub("0", output))
+    return GAPS.sub("  ", NUMBER.sub("0", EMULATED.sub("", output)))
 
 
 def run_python(source: str, namespace: dict[str, Any]) -> str:

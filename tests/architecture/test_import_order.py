@@ -30,6 +30,8 @@ PURE: tuple[tuple[str, ...], ...] = (
     ("selection",),
     ("footprint",),
     ("lowbit",),
+    ("numerics.arithmetic",),
+    ("numerics.*",),
     ("observe.record",),
     ("observe.record_writer",),
     ("report.view",),
