@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.processor import has_bf16
 from tests.support.ranks import run_ranks
 
 ROOT = Path(__file__).parents[2]
@@ -68,6 +69,7 @@ def rows(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for path in sorted(folder.glob("start-*/log.jsonl")) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.skipif(not has_bf16(), reason="the scripts ask for bf16, which this processor has no instruction for")
 @pytest.mark.parametrize("name", ["ddp", "ddp_raw"])
 def test_a_resumed_run_logs_what_an_uninterrupted_one_does(name: str, tmp_path: Path) -> None:
     for folder, stops in (("whole", [10]), ("resumed", [5, 10])):
@@ -78,6 +80,7 @@ def test_a_resumed_run_logs_what_an_uninterrupted_one_does(name: str, tmp_path: 
     assert whole == resumed
 
 
+@pytest.mark.skipif(not has_bf16(), reason="the scripts ask for bf16, which this processor has no instruction for")
 def test_both_scripts_train_alike(tmp_path: Path) -> None:
     for name in ("ddp", "ddp_raw"):
         run_ranks(2, train, name, str(tmp_path / name), [10])
@@ -89,6 +92,7 @@ def test_both_scripts_train_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not has_bf16(), reason="the scripts ask for bf16, which this processor has no instruction for")
 @pytest.mark.parametrize("launcher", [["-m", "torch.distributed.run", "--nproc-per-node", "2"], []], ids=["two ranks", "one process"])
 @pytest.mark.parametrize("script", ["ddp.py", "ddp_raw.py"])
 def test_the_scripts_run_from_the_command_line(launcher: list[str], script: str, tmp_path: Path) -> None:

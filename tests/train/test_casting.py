@@ -12,6 +12,7 @@ from mpbackend.errors import SessionError
 from mpbackend.recipe import parse_recipe
 from mpbackend.train.casting import Casting
 from mpbackend.train.weights import make_weights
+from tests.support.processor import has_bf16
 from tests.support.training import make_net
 from tests.support.weights import RECIPES, train, working
 
@@ -116,6 +117,7 @@ def test_whole_numbers_that_an_optimizer_holds_stay_whole(recipe: str) -> None:
     assert model.table.tolist() == [1001, 2003]
 
 
+@pytest.mark.skipif(not has_bf16(), reason="oneDNN has no LSTM in bf16 for this processor")
 def test_an_lstm_trains() -> None:
     class Last(nn.Module):
         def __init__(self) -> None:
