@@ -21,10 +21,36 @@ RoundingMode = Literal[Rounds, "stochastic"]
 Overflow = Literal["inf", "saturate", "nan"]
 """What becomes of a finite number beyond the largest: infinity, the largest value, or NaN."""
 
+MODES: tuple[RoundingMode, ...] = ("rne", "rz", "rna", "stochastic")
+
 
 def natural_overflow(form: Format) -> Overflow:
     """Return what a format makes of numbers beyond its largest: infinity where it has one, else NaN (OFP8, 5.2.1), else the largest (MX, 5.3)."""
     return "inf" if form.has_inf else "nan" if form.has_nan else "saturate"
+
+
+def rounding_target(name: str, mode: str, overflow: Overflow | None = None) -> tuple[Format, Overflow]:
+    """Return the format that a rounding goes to and what its overflows become.
+
+    Args:
+        name: a floating-point format.
+        mode: one of ``MODES``. hif8's hybrid rounding is none of them: the documents that name it do not define it.
+        overflow: None takes the format's own.
+
+    Raises:
+        UnknownNameError: no such format or rule, a format without fractions, or an overflow rule that the format has no code for.
+    """
+    form = parse_format(name)
+    rule = overflow or natural_overflow(form)
+    possible = [option for option, has in (("inf", form.has_inf), ("saturate", True), ("nan", form.has_nan)) if has]
+    if form.kind != "float":
+        floats = [other.name for other in FORMATS.values() if other.kind == "float"]
+        raise UnknownNameError("floating-point format", name, floats, remedy="integers and scales are not rounded by these rules")
+    if mode not in MODES:
+        raise UnknownNameError("rounding", mode, MODES, remedy="take one of these")
+    if rule not in possible:
+        raise UnknownNameError(f"overflow of {name}", rule, possible, remedy="take one that the format has a code for")
+    return form, rule
 
 
 def round_value(
@@ -51,16 +77,9 @@ def round_value(
         The value. A zero keeps its sign where the format has two; NaN becomes 0.0 in a format without it.
 
     Raises:
-        UnknownNameError: no such format, one without fractions, or an overflow rule that the format has no code for.
+        UnknownNameError: as ``rounding_target``.
     """
-    form = parse_format(name)
-    rule = overflow or natural_overflow(form)
-    possible = [option for option, has in (("inf", form.has_inf), ("saturate", True), ("nan", form.has_nan)) if has]
-    if form.kind != "float":
-        floats = [other.name for other in FORMATS.values() if other.kind == "float"]
-        raise UnknownNameError("floating-point format", name, floats, remedy="integers and scales are not rounded by these rules")
-    if rule not in possible:
-        raise UnknownNameError(f"overflow of {name}", rule, possible, remedy="take one that the format has a code for")
+    form, rule = rounding_target(name, mode, overflow)
     if isinstance(x, float) and math.isnan(x):
         return math.nan if form.has_nan else 0.0
     if isinstance(x, float) and math.isinf(x):

@@ -97,3 +97,5 @@ def test_what_has_no_rule_is_refused() -> None:
         round_value(1.0, "int8")
     with pytest.raises(UnknownNameError, match="overflow of fp4_e2m1"):
         round_value(1.0, "fp4_e2m1", overflow="nan")
+    with pytest.raises(UnknownNameError, match="unknown rounding 'hybrid'"):
+        round_value(1.0, "hif8", "hybrid")  # type: ignore[arg-type] # what is refused at run time
