@@ -12,6 +12,7 @@ from fractions import Fraction
 from mpbackend.errors import BackendError
 from mpbackend.formats import FORMATS
 from mpbackend.numerics.arithmetic import Arithmetic, Rounds
+from mpbackend.numerics.rounding_rules import Overflow, round_value
 
 BYTE_PAIRS = 32
 """Products among which the order ``byte_pairs`` permutes."""
@@ -46,6 +47,18 @@ def dot(a: Sequence[float], b: Sequence[float], arithmetic: Arithmetic, addend: 
             raise BackendError("an exact dot product", found=found, remedy="the oracle rounds to floating-point formats whose fields have fixed widths")
     left = [convert(x, arithmetic.a, arithmetic) for x in a]
     right = [convert(x, arithmetic.b, arithmetic) for x in b]
+    return write(sums(left, right, arithmetic, addend), arithmetic)
+
+
+def sums(left: Sequence[float], right: Sequence[float], arithmetic: Arithmetic, addend: float = 0.0) -> float:
+    """Return the last sum of converted operands, before it is written in the output's format.
+
+    Args:
+        left: K values of ``arithmetic.a``.
+        right: K values of ``arithmetic.b``.
+        arithmetic: the unit.
+        addend: as in ``dot``.
+    """
     promotes = arithmetic.promotion_interval is not None
     register, outer, since = (0.0, addend, 0) if promotes else (addend, 0.0, 0)
     for step in steps(len(left), arithmetic):
@@ -54,8 +67,8 @@ def dot(a: Sequence[float], b: Sequence[float], arithmetic: Arithmetic, addend: 
         if promotes and since == arithmetic.promotion_interval:
             register, outer, since = 0.0, promote(outer, register, arithmetic), 0
     if promotes:
-        register = promote(outer, register, arithmetic) if since else outer
-    return write(register, arithmetic)
+        return promote(outer, register, arithmetic) if since else outer
+    return register
 
 
 def steps(k: int, arithmetic: Arithmetic) -> Iterator[list[int]]:
@@ -66,29 +79,19 @@ def steps(k: int, arithmetic: Arithmetic) -> Iterator[list[int]]:
         arithmetic: says how many to a step, and in which order.
     """
     size = arithmetic.products_per_step
-    if arithmetic.order == "sequential":
-        indices: list[int | None] = list(range(k))
-    else:
-        blocks = range(0, k, BYTE_PAIRS)
-        indices = [start + i if start + i < k else None for start in blocks for i in sorted(range(BYTE_PAIRS), key=lambda i: (i % 4 > 1, i))]
+    indices = range(k) if arithmetic.order == "sequential" else byte_pairs(k + -k % BYTE_PAIRS)
     for start in range(0, len(indices), size):
-        yield [index for index in indices[start : start + size] if index is not None]
+        yield [index for index in indices[start : start + size] if index < k]
+
+
+def byte_pairs(k: int) -> list[int]:
+    """Return the order ``byte_pairs`` of a multiple of 32 products."""
+    return [start + i for start in range(0, k, BYTE_PAIRS) for i in sorted(range(BYTE_PAIRS), key=lambda i: (i % 4 > 1, i))]
 
 
 def convert(x: float, name: str, arithmetic: Arithmetic) -> float:
-    """Return an operand as the unit sees it: rounded to its format, overflow to infinity, subnormals as they are or as zero of the same sign."""
-    form = FORMATS[name]
-    if not math.isfinite(x) or x == 0:
-        return x
-    value = nearest(Fraction(x), form.mantissa_bits, 1 - form.bias, arithmetic.operand_rounding)
-    flushes = arithmetic.operand_subnormals == "flushed" and abs(value) < Fraction(form.smallest_normal)
-    if flushes or not value:
-        return math.copysign(0.0, x)
-    if abs(value) <= Fraction(form.max):
-        return float(value)
-    if form.has_inf:
-        return math.copysign(math.inf if arithmetic.operand_rounding != "rz" else form.max, x)
-    return math.nan if form.has_nan else math.copysign(form.max, x)
+    """Return an operand as the unit sees it: rounded to its format, with the format's own overflow, subnormals as they are or as zero of the same sign."""
+    return round_value(x, name, arithmetic.operand_rounding, subnormals=arithmetic.operand_subnormals)
 
 
 def add_step(pairs: Sequence[tuple[float, float]], register: float, arithmetic: Arithmetic) -> float:
@@ -107,7 +110,10 @@ def add_step(pairs: Sequence[tuple[float, float]], register: float, arithmetic: 
         terms.append((Fraction(register), exponent(register, arithmetic.register)))
     if arithmetic.fraction_bits is None:
         total = sum((value for value, _ in terms), Fraction(0))
-        return to_register(total, arithmetic) if total else signed_zero([*(math.copysign(1, x) * math.copysign(1, y) for x, y in pairs), register], terms)
+        if total:
+            # What underflows keeps its sign (IEEE 754-2019, 6.3); an aligned unit has no negative zero.
+            return math.copysign(to_register(total, arithmetic), total)
+        return signed_zero([*(math.copysign(1, x) * math.copysign(1, y) for x, y in pairs), register], terms)
     if not terms:
         return 0.0
     top = max(e for _, e in terms)
@@ -163,19 +169,11 @@ def promote(outer: float, register: float, arithmetic: Arithmetic) -> float:
 
 def write(value: float, arithmetic: Arithmetic) -> float:
     """Return the last sum in the output's format."""
-    form = FORMATS[arithmetic.output]
     saturates = arithmetic.overflow == "saturating"
-    if math.isnan(value):
-        return 0.0 if saturates else value
-    if math.isinf(value):
-        return math.copysign(form.max, value) if saturates else value
-    rounded = nearest(Fraction(value), form.mantissa_bits, 1 - form.bias, arithmetic.output_rounding)
-    if not rounded or (arithmetic.output_subnormals == "flushed" and abs(rounded) < Fraction(form.smallest_normal)):
-        return math.copysign(0.0, value)
-    if abs(rounded) <= Fraction(form.max):
-        return float(rounded)
-    to_max = saturates or arithmetic.output_rounding == "rz"
-    return math.copysign(form.max if to_max else math.inf if form.has_inf else math.nan, value)
+    if saturates and math.isnan(value):
+        return 0.0
+    overflow: Overflow | None = "saturate" if saturates else None
+    return round_value(value, arithmetic.output, arithmetic.output_rounding, overflow=overflow, subnormals=arithmetic.output_subnormals)
 
 
 def nearest(value: Fraction, bits: int, emin: int, rounding: Rounds) -> Fraction:

@@ -1,0 +1,151 @@
+"""Products of matrices in the arithmetic of a device, on a CPU: the one entry to the engines.
+
+An engine changes the time only: ``extension``, ``numba`` and ``oracle`` give the same bits. ``chunk`` does not, and is asked for by name.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import Literal
+
+import torch
+
+from mpbackend.errors import BackendError, UnknownNameError
+from mpbackend.formats import FORMATS
+from mpbackend.numerics import kernel, oracle
+from mpbackend.numerics.arithmetic import Arithmetic
+from mpbackend.numerics.rounding import round_to
+
+Engine = Literal["auto", "extension", "numba", "oracle", "chunk"]
+
+ENGINES: tuple[Engine, ...] = ("auto", "extension", "numba", "oracle", "chunk")
+
+
+def mm(a: torch.Tensor, b: torch.Tensor, arithmetic: Arithmetic, *, addend: torch.Tensor | None = None, engine: Engine = "auto") -> torch.Tensor:
+    """Return ``a @ b + addend`` in an arithmetic.
+
+    Args:
+        a: (M, K) numbers of any floating dtype on the CPU, converted to ``arithmetic.a`` first.
+        b: (K, N) numbers, converted to ``arithmetic.b`` first.
+        arithmetic: the unit.
+        addend: what the sums start from, broadcast to (M, N): values of the register's format, or of ``promoted`` where there is promotion.
+        engine: ``auto`` takes the extension, else numba, else the oracle.
+
+    Returns:
+        (M, N) values of ``arithmetic.output``, in fp64 where the register or a format has that width, else in fp32.
+
+    Raises:
+        BackendError: shapes that do not fit, or an engine that is not installed or does not model the arithmetic.
+        UnknownNameError: no such engine.
+    """
+    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
+        raise BackendError("a product of matrices", found=f"shapes {tuple(a.shape)} and {tuple(b.shape)}", remedy="give (M, K) and (K, N)")
+    if engine not in ENGINES:
+        raise UnknownNameError("engine of products", engine, ENGINES, remedy="take one of these")
+    dtype = torch.float64 if "fp64" in (arithmetic.a, arithmetic.b, arithmetic.register, arithmetic.output) else torch.float32
+    left, right = operand(a, arithmetic.a, arithmetic, dtype), operand(b, arithmetic.b, arithmetic, dtype)
+    start = torch.zeros((), dtype=dtype) if addend is None else addend.to(dtype)
+    start = start.expand(left.shape[0], right.shape[1])
+    return written(sums(left, right, start, arithmetic, engine), arithmetic)
+
+
+def sums(left: torch.Tensor, right: torch.Tensor, start: torch.Tensor, arithmetic: Arithmetic, engine: Engine) -> torch.Tensor:
+    """Return the last sums of a product of converted operands, by an engine."""
+    if arithmetic.model == "host":
+        return host_sums(left, right, start)
+    if engine == "chunk":
+        return chunk_sums(left, right, start, arithmetic)
+    loop = kernel.loop_for(arithmetic)
+    chosen = engine if engine != "auto" else "oracle" if loop is None else best_engine()
+    if chosen == "oracle":
+        return oracle_sums(left, right, start, arithmetic)
+    if loop is None:
+        raise BackendError(f"engine {engine}", found=f"an arithmetic that it does not model: {arithmetic.source or arithmetic}", remedy="take engine 'oracle'")
+    left, right = in_steps(left, right, arithmetic)
+    if chosen == "extension":
+        if kernel.library() is None:
+            raise BackendError(
+                "engine extension", found="no compiled extension", remedy="install mpbackend where there is a C++ compiler, or take engine 'numba'"
+            )
+        return kernel.accumulate(left.contiguous(), right.contiguous(), start, arithmetic, loop)
+    if importlib.util.find_spec("numba") is None:
+        raise BackendError("engine numba", found="numba is not installed", remedy="pip install 'mpbackend[emulator]'")
+    from mpbackend.numerics import kernel_numba
+
+    return kernel_numba.accumulate(left.contiguous(), right.contiguous(), start, arithmetic, loop)
+
+
+@functools.cache
+def best_engine() -> Engine:
+    """Return the fastest engine that is installed."""
+    if kernel.library() is not None:
+        return "extension"
+    return "numba" if importlib.util.find_spec("numba") is not None else "oracle"
+
+
+def operand(x: torch.Tensor, name: str, arithmetic: Arithmetic, dtype: torch.dtype) -> torch.Tensor:
+    """Return a matrix as the unit sees it: values of its format, in fp32 or fp64."""
+    flushes = arithmetic.operand_subnormals == "flushed"
+    if FORMATS[name].torch_dtype == str(x.dtype).removeprefix("torch.") and not flushes:
+        return x.to(dtype)
+    wide = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    return round_to(wide, name, arithmetic.operand_rounding, subnormals=arithmetic.operand_subnormals).to(dtype)
+
+
+def written(x: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
+    """Return the last sums in the output's format."""
+    saturates, flushes = arithmetic.overflow == "saturating", arithmetic.output_subnormals == "flushed"
+    if arithmetic.output == arithmetic.register and not saturates and not flushes:
+        return x
+    x = torch.nan_to_num(x, nan=0.0, posinf=torch.inf, neginf=-torch.inf) if saturates else x
+    overflow: Literal["saturate"] | None = "saturate" if saturates else None
+    return round_to(x, arithmetic.output, arithmetic.output_rounding, overflow=overflow, subnormals=arithmetic.output_subnormals)
+
+
+def in_steps(left: torch.Tensor, right: torch.Tensor, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return operands whose products stand in the order of the unit, with zeros up to whole steps."""
+    depth = left.shape[1]
+    unit = oracle.BYTE_PAIRS if arithmetic.order == "byte_pairs" else arithmetic.products_per_step
+    missing = -depth % unit
+    if missing:
+        left = torch.nn.functional.pad(left, (0, missing))
+        right = torch.nn.functional.pad(right, (0, 0, 0, missing))
+    if arithmetic.order == "byte_pairs":
+        order = torch.tensor(oracle.byte_pairs(depth + missing))
+        left, right = left[:, order], right[order]
+    return left, right
+
+
+def host_sums(left: torch.Tensor, right: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+    """Return sums in the order of the host's library, with full products: torch's reduced-precision switches are not let in."""
+    total = left @ right
+    return total + start if start.any() else total
+
+
+def oracle_sums(left: torch.Tensor, right: torch.Tensor, start: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
+    """Return sums one element at a time."""
+    rows, columns = left.double().tolist(), right.double().T.contiguous().tolist()
+    values = [[oracle.sums(row, column, arithmetic, start[i, j].item()) for j, column in enumerate(columns)] for i, row in enumerate(rows)]
+    return torch.tensor(values, dtype=left.dtype).reshape(start.shape)
+
+
+def chunk_sums(left: torch.Tensor, right: torch.Tensor, start: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
+    """Return an approximation that keeps the register's width and the promotion, and leaves alignment and rounding inside a step to the host.
+
+    Each step adds its products in fp32 by the host's library, then the register is cut to ``effective_bits`` as its rounding says.
+    """
+    step = max(32, arithmetic.products_per_step)
+    interval = arithmetic.promotion_interval
+    register = torch.zeros_like(start) if interval else start.clone()
+    outer = start.clone() if interval else register
+    cut = 23 - arithmetic.effective_bits
+    view = register.view(torch.int32)
+    for k in range(0, left.shape[1], step):
+        register.addmm_(left[:, k : k + step], right[k : k + step])
+        if cut > 0:
+            view.bitwise_and_(-1 << cut)
+        if interval and (k + step) % interval < step:
+            outer += register
+            register.zero_()
+    return outer + register if interval else register
