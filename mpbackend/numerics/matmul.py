@@ -9,6 +9,7 @@ import functools
 import importlib.util
 from typing import Literal
 
+import msgspec
 import torch
 
 from mpbackend.errors import BackendError, UnknownNameError
@@ -43,11 +44,81 @@ def mm(a: torch.Tensor, b: torch.Tensor, arithmetic: Arithmetic, *, addend: torc
         raise BackendError("a product of matrices", found=f"shapes {tuple(a.shape)} and {tuple(b.shape)}", remedy="give (M, K) and (K, N)")
     if engine not in ENGINES:
         raise UnknownNameError("engine of products", engine, ENGINES, remedy="take one of these")
-    dtype = torch.float64 if "fp64" in (arithmetic.a, arithmetic.b, arithmetic.register, arithmetic.output) else torch.float32
+    dtype = sums_dtype(arithmetic)
     left, right = operand(a, arithmetic.a, arithmetic, dtype), operand(b, arithmetic.b, arithmetic, dtype)
     start = torch.zeros((), dtype=dtype) if addend is None else addend.to(dtype)
     start = start.expand(left.shape[0], right.shape[1])
     return written(sums(left, right, start, arithmetic, engine), arithmetic)
+
+
+def bmm(a: torch.Tensor, b: torch.Tensor, arithmetic: Arithmetic, *, addend: torch.Tensor | None = None, engine: Engine = "auto") -> torch.Tensor:
+    """Return the products of two batches of matrices.
+
+    Args:
+        a: (B, M, K).
+        b: (B, K, N).
+        arithmetic: the unit.
+        addend: as in ``mm``, broadcast to (B, M, N).
+        engine: as in ``mm``.
+
+    Returns:
+        (B, M, N), as ``mm`` gives each.
+
+    Raises:
+        BackendError: as ``mm``.
+    """
+    if a.dim() != 3 or b.dim() != 3 or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
+        raise BackendError("a batch of products", found=f"shapes {tuple(a.shape)} and {tuple(b.shape)}", remedy="give (B, M, K) and (B, K, N)")
+    if not len(a):
+        return written(torch.zeros(0, a.shape[1], b.shape[2], dtype=sums_dtype(arithmetic)), arithmetic)
+    starts = None if addend is None else addend.expand(len(a), a.shape[1], b.shape[2])
+    if arithmetic.model == "host":
+        dtype = sums_dtype(arithmetic)
+        left, right = operand(a, arithmetic.a, arithmetic, dtype), operand(b, arithmetic.b, arithmetic, dtype)
+        return written(host_sums(left, right, torch.zeros((), dtype=dtype) if starts is None else starts.to(dtype)), arithmetic)
+    return torch.stack([mm(x, y, arithmetic, addend=None if starts is None else starts[i], engine=engine) for i, (x, y) in enumerate(zip(a, b, strict=True))])
+
+
+def addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, arithmetic: Arithmetic, *, engine: Engine = "auto") -> torch.Tensor:
+    """Return ``a @ b + bias`` as libraries fuse it: the bias is added to the last sum in the register's format, before the output is written.
+
+    Args:
+        bias: broadcast to (M, N).
+        a: (M, K).
+        b: (K, N).
+        arithmetic: the unit.
+        engine: as in ``mm``.
+
+    Returns:
+        (M, N), as ``mm``.
+    """
+    wide = msgspec.structs.replace(arithmetic, output=arithmetic.register, output_subnormals="kept", overflow="inf_nan")
+    total = mm(a, b, wide, engine=engine)
+    return written(round_to(total + bias.to(total.dtype), arithmetic.register), arithmetic)
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, arithmetic: Arithmetic, *, engine: Engine = "auto") -> torch.Tensor:
+    """Return ``x @ weight.T + bias``.
+
+    Args:
+        x: (..., K).
+        weight: (N, K).
+        bias: (N), or None.
+        arithmetic: the unit.
+        engine: as in ``mm``.
+
+    Returns:
+        (..., N), as ``mm``.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    total = mm(rows, weight.T, arithmetic, engine=engine) if bias is None else addmm(bias, rows, weight.T, arithmetic, engine=engine)
+    return total.reshape(*x.shape[:-1], len(weight))
+
+
+def sums_dtype(arithmetic: Arithmetic) -> torch.dtype:
+    """Return the dtype that carries operands and sums."""
+    wide = "fp64" in (arithmetic.a, arithmetic.b, arithmetic.register, arithmetic.output)
+    return torch.float64 if wide else torch.float32
 
 
 def sums(left: torch.Tensor, right: torch.Tensor, start: torch.Tensor, arithmetic: Arithmetic, engine: Engine) -> torch.Tensor:

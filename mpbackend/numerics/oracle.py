@@ -164,7 +164,7 @@ def promote(outer: float, register: float, arithmetic: Arithmetic) -> float:
     if not total:
         return outer + register
     rounded = nearest(total, form.mantissa_bits, 1 - form.bias, "rne")
-    return float(rounded) if abs(rounded) <= Fraction(form.max) else math.copysign(math.inf, rounded)
+    return math.copysign(float(rounded) if abs(rounded) <= Fraction(form.max) else math.inf, total)
 
 
 def write(value: float, arithmetic: Arithmetic) -> float:

@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from mpbackend.matrix import load_matrix
 from mpbackend.numerics.accumulate import arithmetic_for
 from mpbackend.numerics.arithmetic import Arithmetic
-from mpbackend.numerics.oracle import dot
+from mpbackend.numerics.matmul import Engine, bmm
 
 FOLDER = Path(os.environ.get("MPBACKEND_SILICON", Path(__file__).parents[3] / "shared" / "silicon"))
 FILES = {
@@ -40,17 +41,24 @@ def arithmetic_of(device: str, name: str) -> Arithmetic:
     return arithmetic_for(matrix, matrix.device(device).arch, name, name)
 
 
-def replay(file: Path, arithmetic: Arithmetic, rows: int | None = None) -> int:
-    """Return how many results of a file differ from the oracle's in any bit."""
+def replay(file: Path, arithmetic: Arithmetic, rows: int | None = None, engine: Engine = "oracle") -> int:
+    """Return how many results of a file differ from an engine's in any bit."""
     stored = np.load(file)
     a, b, c, d = (stored[name][:rows] for name in "abcd")
-    found = np.array([dot(x.tolist(), y.tolist(), arithmetic, float(z)) for x, y, z in zip(a, b, c, strict=True)], dtype=np.float32)
+    left, right, addend = (torch.from_numpy(x).float() for x in (a[:, None, :], b[:, :, None], c.reshape(-1, 1, 1)))
+    found = bmm(left, right, arithmetic, addend=addend, engine=engine).flatten().numpy()
     return int(np.count_nonzero(found.view(np.int32) != d.astype(np.float32).view(np.int32)))
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_the_rows_of_a_device_give_its_stored_outputs(file: str) -> None:
     assert replay(FOLDER / f"{file}.npz", arithmetic_of(*FILES[file]), rows=300) == 0
+
+
+@pytest.mark.parametrize("engine", ["extension", "numba"])
+@pytest.mark.parametrize("file", FILES)
+def test_the_fast_engines_give_all_stored_outputs(file: str, engine: Engine) -> None:
+    assert replay(FOLDER / f"{file}.npz", arithmetic_of(*FILES[file]), engine=engine) == 0
 
 
 @pytest.mark.slow
