@@ -102,9 +102,11 @@ def group_amax(x: Tensor, granularity: Granularity) -> Tensor:
         high, wide = group_shape(granularity, x.shape)
         return torch.zeros(-(-x.shape[0] // high), -(-x.shape[1] // wide), device=x.device)
     if granularity == "tensor":
-        low, high_value = torch.aminmax(x)
-        return torch.maximum(-low, high_value).float().reshape(1, 1)
-    return tiled(x, granularity).abs().amax((1, 3)).float()
+        low, top = torch.aminmax(x)
+        return torch.maximum(-low, top).float().reshape(1, 1)
+    groups = tiled(x, granularity)
+    # Two reductions read the matrix twice; magnitudes would be written too.
+    return torch.maximum(-groups.amin((1, 3)), groups.amax((1, 3))).float()
 
 
 def scales_of(amax: Tensor, name: str, rule: ScaleRule, *, top: float | None = None, tensor_amax: Tensor | None = None) -> Scales:

@@ -102,7 +102,7 @@ def quantize(
         raise BackendError(f"quantization to {name}", found=found, allowed=[str(dtype) for dtype in SOURCES], remedy="give a matrix of one of these dtypes")
     x = x.detach()
     drawn = chance(x, generator, uniform) if rounding == "stochastic" else None
-    own = torch.cat([group_amax(x[rows], granularity) for rows, _ in bands(x, granularity)]) if granularity != "tensor" else group_amax(x, granularity)
+    own = group_amax(x, granularity)
     scales = scales_from(own, form, chosen, amax, amax_to)
     stored = torch.empty(x.shape, dtype=native_dtype(form) or torch.uint8, device=x.device)
     buffer = None
@@ -135,11 +135,25 @@ def bands(x: Tensor, granularity: Granularity) -> Iterator[tuple[slice, slice]]:
         yield slice(start, stop), slice(0, 1) if granularity == "tensor" else slice(start // high, -(-stop // high))
 
 
-def dequantize(quantized: Quantized) -> Tensor:
-    """Return the values of a quantized matrix in fp32: (rows, K), each stored element times the scale of its group, rounded once where that is inexact."""
+def dequantize(quantized: Quantized, *, out: Tensor | None = None) -> Tensor:
+    """Return the values of a quantized matrix: each stored element times the multiplier of its group, rounded once where that is inexact.
+
+    Args:
+        quantized: the matrix.
+        out: contiguous fp32 tensor of the matrix's shape to write to; None makes one.
+
+    Returns:
+        (rows, K) fp32.
+
+    Raises:
+        BackendError: ``out`` has another shape or dtype, or is not contiguous.
+    """
     stored, form, granularity = quantized.stored, FORMATS[quantized.format], quantized.granularity
     multiplier = quantized.multiplier
-    result = torch.empty(stored.shape, device=stored.device)
+    result = torch.empty(stored.shape, device=stored.device) if out is None else out
+    if result.shape != stored.shape or result.dtype != torch.float32 or not result.is_contiguous():
+        found = f"{result.dtype} of shape {tuple(result.shape)}"
+        raise BackendError("dequantization into a tensor", found=found, remedy=f"give a contiguous float32 one of shape {tuple(stored.shape)}")
     for rows, groups in bands(stored, granularity):
         part = result[rows]
         decode_into(stored[rows], form, part)
