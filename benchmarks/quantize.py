@@ -2,8 +2,8 @@
 
 4096 x 4096 fp32 numbers, one scale a tensor and MX blocks of 32 whose e8m0 scale lets nothing saturate. torchao: ``hp_tensor_to_float8_dynamic`` and
 ``to_original_precision``; ``MXTensor.to_mx`` (RCEIL) and ``dequantize``. gfloat: amax, scaling and ``round_ndarray`` in float32, which makes values and no
-codes, on a part of the rows, its time multiplied accordingly. Ways are interleaved in a shuffled order; all write new tensors but ``out=``, which keeps the one that
-values are written to. Before the clock starts the values are compared: codes are the same, values differ by the rounding of a reciprocal at most.
+codes, on a part of the rows, its time multiplied accordingly. Ways are interleaved in a shuffled order; all write new tensors but ``out=``, which keeps the
+one that values are written to. Before the clock starts the values are compared: they differ by the rounding of a reciprocal at most.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 from mpbackend.numerics.quantize import dequantize, quantize
 
 GFLOAT_SHARE = 16
+MX = ("prototype.mx_formats.config", "prototype.mx_formats.mx_tensor")
 Way = Callable[[], torch.Tensor]
 
 
