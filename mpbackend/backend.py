@@ -120,6 +120,13 @@ class Backend(Protocol):
     A backend may also have ``update_block``: elements of the parameters that an optimizer updates at once. It helps where operators stream memory that a cache
     would hold, as on a CPU; without it an optimizer updates all of them at once.
 
+    It may have ``notes(plan) -> Sequence[str]``: sentences about what a plan does on it that no decision says, such as what an emulator leaves to the host.
+    They stand in the plan and the record. It is asked when a plan is made, and imports no torch.
+
+    And it may have ``product(device, format) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]``, for probes. What it returns multiplies fp64 matrices
+    (M, K) and (K, N) in main memory, which hold values of the format, as the device multiplies tensors of that format, and gives the result in fp64 there.
+    It raises ``UnknownNameError`` for a format that it does not multiply.
+
     Attributes:
         name: what ``select`` calls it: ``cpu``, ``emu``.
         device_types: torch device types it answers for; each also works as a name in ``select``.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from mpbackend.backend import Backend, Implementation
 from mpbackend.device import Device
 from mpbackend.errors import BackendError, MpbackendError, describe
+
+if TYPE_CHECKING:
+    from mpbackend.planning import Plan
 
 TIME_LIMIT = 20.0
 """Seconds that a backend has to list its devices; the probes that it runs in a subprocess have lower limits of their own."""
@@ -108,4 +111,24 @@ def ask_implementations(backend: Backend, device: Device) -> list[Implementation
     for item in found:
         if not isinstance(item, Implementation):
             raise BackendError(asked, found=f"implements() returned a {type(item).__name__}, which is no Implementation", remedy=REMEDY)
+    return found
+
+
+def ask_notes(backend: Backend, plan: Plan) -> tuple[str, ...]:
+    """Return what a backend says about a plan besides its decisions; nothing where it has no ``notes``.
+
+    Raises:
+        BackendError: the backend raised, or answered with something else.
+    """
+    notes = getattr(backend, "notes", None)
+    if notes is None:
+        return ()
+    asked = f"what backend {backend.name!r} notes about {plan.granted} on {plan.device.key}"
+    try:
+        found = tuple(notes(plan))
+    except (Exception, SystemExit) as error:
+        raise BackendError(asked, found=f"notes() raised {describe(error)}", remedy=REMEDY) from error
+    strange = next((item for item in found if not isinstance(item, str)), None)
+    if strange is not None:
+        raise BackendError(asked, found=f"notes() returned a {type(strange).__name__}, which is no text", remedy=REMEDY)
     return found

@@ -44,6 +44,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         synchronizations: every point at which the session waits for the device.
         runnable: whether an installed plugin runs it here.
         blockers: why it does not run; empty when it does.
+        notes: what the backend says about the plan besides, a sentence each.
     """
 
     recipe: str
@@ -58,6 +59,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     synchronizations: tuple[str, ...] = ()
     runnable: bool = False
     blockers: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def decision(self, role: str, op: str = "") -> Decision:
         """Return the decision about a role (``compute.forward`` has one per ``op``); ``KeyError`` if there is none."""

@@ -6,11 +6,13 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from mpbackend.backend import Backend
 from mpbackend.device import Device, device_from_matrix
 from mpbackend.errors import BackendError
 from mpbackend.granting import OnUnsupported
-from mpbackend.inquiry import ask_address, ask_implementations
+from mpbackend.inquiry import ask_address, ask_implementations, ask_notes
 from mpbackend.matrix import Matrix
 from mpbackend.planning import Plan, plan_recipe
 from mpbackend.plugins import AUTO, Plugins, load_plugins
@@ -135,8 +137,10 @@ def plan(
     matrix = known.matrix()
     asked = parse_recipe(recipe, known.presets) if isinstance(recipe, str) else recipe
     target = find_device(device, known, matrix) if isinstance(device, str) else device
-    implementations = ask_implementations(known.backends[target.backend], target) if target.backend in known.backends else None
-    return plan_recipe(asked, target, matrix, implementations, on_unsupported=on_unsupported, strict=strict, micro_batches=micro_batches, presets=known.presets)
+    backend = known.backends.get(target.backend)
+    implementations = None if backend is None else ask_implementations(backend, target)
+    made = plan_recipe(asked, target, matrix, implementations, on_unsupported=on_unsupported, strict=strict, micro_batches=micro_batches, presets=known.presets)
+    return made if backend is None else msgspec.structs.replace(made, notes=ask_notes(backend, made))
 
 
 def find_device(key: str, plugins: Plugins, matrix: Matrix) -> Device:

@@ -13,7 +13,9 @@ from mpbackend import inquiry
 from mpbackend.backend import Backend, Implementation
 from mpbackend.device import Device
 from mpbackend.errors import BackendError, UnknownNameError
-from mpbackend.inquiry import ask_address, ask_devices, ask_implementations
+from mpbackend.inquiry import ask_address, ask_devices, ask_implementations, ask_notes
+from mpbackend.planning import Plan
+from mpbackend.recipe import parse_recipe
 
 DEVICE = Device(key="acme-x1", arch="x", name="X1", backend="acme", type="acme")
 RUNS = Implementation(op="matmul", a="bf16", b="bf16", path="aten", level="native")
@@ -142,3 +144,24 @@ def test_implementations_are_a_list() -> None:
 def test_broken_implementations_are_an_error_of_the_backend(implements: Any, problem: str) -> None:
     with pytest.raises(BackendError, match=problem):
         ask_implementations(backend(implements=implements), DEVICE)
+
+
+PLAN = Plan(recipe="bf16", recipe_hash="", granted="bf16", effective=parse_recipe("bf16"), device=DEVICE)
+
+
+def test_notes_are_optional_and_get_the_plan() -> None:
+    assert ask_notes(backend(), PLAN) == ()
+    assert ask_notes(backend(notes=lambda plan: [f"a word about {plan.granted}"]), PLAN) == ("a word about bf16",)
+
+
+@pytest.mark.parametrize(
+    ("notes", "problem"),
+    [
+        (raising(RuntimeError("no table")), r"what backend 'acme' notes about bf16 on acme-x1: notes\(\) raised RuntimeError: no table"),
+        (lambda plan: None, r"notes\(\) raised TypeError"),
+        (lambda plan: [3], r"notes\(\) returned a int, which is no text"),
+    ],
+)
+def test_broken_notes_are_an_error_of_the_backend(notes: Any, problem: str) -> None:
+    with pytest.raises(BackendError, match=problem):
+        ask_notes(backend(notes=notes), PLAN)

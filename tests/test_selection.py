@@ -13,7 +13,7 @@ from mpbackend.backend import Backend, Implementation
 from mpbackend.device import Device, Kind
 from mpbackend.errors import BackendError, PlanError, UnknownNameError
 from mpbackend.matrix import load_matrix
-from mpbackend.planning import NO_PLUGIN
+from mpbackend.planning import NO_PLUGIN, Plan
 from mpbackend.plugins import Plugins, Unavailable
 from mpbackend.recipe import PRESETS, Recipe, gemm
 from mpbackend.selection import Selection, find_device, local_rank, plan, select_device
@@ -300,3 +300,16 @@ def test_a_preset_of_a_plugin_is_written_over_itself() -> None:
     assert (made.recipe, made.granted) == ("acme:compute=fp32", "acme:compute=fp32")
     assert plan("acme", "h100", plugins=loaded).recipe == "acme"
     assert made.recipe_hash != plan("acme", "h100", plugins=loaded).recipe_hash
+
+
+class Noting(FakeBackend):
+    """A backend that says something about every plan."""
+
+    def notes(self, plan: Plan) -> list[str]:
+        return [f"{plan.granted} on {plan.device.key}"]
+
+
+def test_a_plan_carries_what_its_backend_notes() -> None:
+    noting = Noting("acme", [device("acme", key="h100")])
+    assert plan("bf16", noting.devices[0], plugins=plugins(noting)).notes == ("bf16 on h100",)
+    assert plan("bf16", PAIR.devices[0], plugins=plugins(PAIR)).notes == ()

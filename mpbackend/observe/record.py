@@ -155,6 +155,7 @@ class RunRecord(Document, frozen=True, kw_only=True):
         memory_basis: what was measured.
         totals: sums over the run so far.
         counters: what the session put right or noticed, by name, such as ``backward_inside_autocast``.
+        notes: what the backend says about the plan besides its decisions, such as what an emulator leaves to the host.
     """
 
     schema: Literal[1] = 1
@@ -173,6 +174,7 @@ class RunRecord(Document, frozen=True, kw_only=True):
     memory_basis: str = ""
     totals: Totals = Totals()
     counters: dict[str, int] = {}
+    notes: tuple[str, ...] = ()
 
 
 class Recorded(msgspec.Struct, frozen=True):

@@ -53,6 +53,7 @@ def plan_report(plan: Plan) -> Report:
         decision_table("Decisions", plan.decisions, citations),
         Facts("Switches", sorted(plan.switches.items()) or [("none", "no global precision switch changes what was granted")]),
         Listing("Waits for the device", plan.synchronizations),
+        Listing("Notes", plan.notes),
         citations.listing(),
     ]
     return Report(f"{plan.recipe} on {plan.device.key}", blocks)

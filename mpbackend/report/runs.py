@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from mpbackend.decisions import Decision
 from mpbackend.observe.record import Recorded, StepRow, from_number
-from mpbackend.report.view import Column, Report, Table, size_text
+from mpbackend.report.view import Column, Listing, Report, Table, size_text
 
 TAIL = 10
 """Steps at the end of a run over which loss and gradient norm are averaged."""
@@ -23,7 +23,8 @@ def runs_report(runs: Sequence[Recorded]) -> Report:
     """Return runs side by side as a report: one column a run, under its recipe."""
     columns = (Column(""), *(Column(run.record.recipe.text) for run in runs))
     rows = [(label, *cells) for label, cells in run_lines(runs).items()]
-    return Report("Runs side by side", [Table("", columns, rows)])
+    notes = dict.fromkeys(f"{run.record.device.key}, {run.record.recipe.text}: {note}" for run in runs for note in run.record.notes)
+    return Report("Runs side by side", [Table("", columns, rows), Listing("Notes", tuple(notes))])
 
 
 def run_lines(runs: Sequence[Recorded]) -> dict[str, list[str]]:

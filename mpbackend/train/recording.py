@@ -161,6 +161,7 @@ class Recording:
                 memory_basis=memory.basis,
                 totals=self._totals,
                 counters={**counters, **(self._lost if self._lost["sampled_updates"] else {})},
+                notes=self._plan.notes,
             )
         )
 

@@ -50,6 +50,12 @@ def test_every_decision_of_a_plan_is_shown_once(shipped: Matrix) -> None:
     assert markdown.render(plan_report(plan)).startswith("# bf16-params on ")
 
 
+def test_notes_of_the_backend_are_shown(shipped: Matrix) -> None:
+    plan = msgspec.structs.replace(planned(shipped, "bf16", next(iter(shipped.devices))), notes=("attention is the host's",))
+    assert "attention is the host's" in terminal.render(plan_report(plan), 120)
+    assert plan_document(plan)["notes"] == ("attention is the host's",)
+
+
 def test_the_document_keeps_every_decision(shipped: Matrix) -> None:
     plan = planned(shipped, "bf16", next(iter(shipped.devices)))
     document = plan_document(plan)

@@ -12,6 +12,7 @@ from mpbackend.observe.record import ClassReading, ComputeReading, RecipeName, R
 from mpbackend.observe.record_writer import count_totals
 from mpbackend.report import terminal
 from mpbackend.report.runs import percent, run_lines, runs_report
+from mpbackend.report.view import Listing
 
 
 def recorded(recipe: str = "bf16", steps: tuple[StepRow, ...] = (), **changes: Any) -> Recorded:
@@ -54,6 +55,13 @@ def test_a_nonfinite_loss_is_shown_and_not_left_out() -> None:
     lines = run_lines([recorded(steps=rows([1.0] * 9 + ["nan"]))])
     assert lines["loss, mean of last 10"] == ["nan"]
     assert lines["non-finite steps"] == ["1"]
+
+
+def test_notes_of_a_run_are_listed_once() -> None:
+    report = runs_report([recorded(notes=("sums are nominal",)), recorded(notes=("sums are nominal",))])
+    assert report.blocks[1:] == [Listing("Notes", ("dev, bf16: sums are nominal",))]
+    assert "dev, bf16: sums are nominal" in terminal.render(report, 100)
+    assert "Notes" not in terminal.render(runs_report([recorded()]), 100)
 
 
 def test_an_emulated_run_says_so() -> None:
