@@ -204,19 +204,26 @@ def oracle_sums(left: torch.Tensor, right: torch.Tensor, start: torch.Tensor, ar
 def chunk_sums(left: torch.Tensor, right: torch.Tensor, start: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
     """Return an approximation that keeps the register's width and the promotion, and leaves alignment and rounding inside a step to the host.
 
-    Each step adds its products in fp32 by the host's library, then the register is cut to ``effective_bits`` as its rounding says.
+    Products are added in fp32 by the host's library; every 32, or every step where it has more, the register is cut toward zero to ``effective_bits``, or
+    rounded to fp16. A register of 23 bits is not cut at all.
     """
-    step = max(32, arithmetic.products_per_step)
-    interval = arithmetic.promotion_interval
-    register = torch.zeros_like(start) if interval else start.clone()
-    outer = start.clone() if interval else register
+    if left.dtype != torch.float32:
+        raise BackendError("engine chunk", found=f"an arithmetic with fp64: {arithmetic.source or arithmetic}", remedy="take engine 'auto'")
+    interval = arithmetic.promotion_interval or max(1, left.shape[1])
     cut = 23 - arithmetic.effective_bits
+    step = max(32, arithmetic.products_per_step) if cut > 0 else interval
+    register, outer = torch.empty(start.shape), start.clone()
     view = register.view(torch.int32)
-    for k in range(0, left.shape[1], step):
-        register.addmm_(left[:, k : k + step], right[k : k + step])
-        if cut > 0:
-            view.bitwise_and_(-1 << cut)
-        if interval and (k + step) % interval < step:
-            outer += register
-            register.zero_()
-    return outer + register if interval else register
+    for first in range(0, left.shape[1], interval):
+        for k in range(first, min(first + interval, left.shape[1]), step):
+            end = min(k + step, first + interval)
+            if k == first:
+                torch.mm(left[:, k:end], right[k:end], out=register)
+            else:
+                register.addmm_(left[:, k:end], right[k:end])
+            if arithmetic.register == "fp16":
+                register.copy_(register.half())
+            elif cut > 0:
+                view.bitwise_and_(-1 << cut)
+        outer += register
+    return outer
