@@ -103,10 +103,10 @@ def group_amax(x: Tensor, granularity: Granularity) -> Tensor:
         return torch.zeros(-(-x.shape[0] // high), -(-x.shape[1] // wide), device=x.device)
     if granularity == "tensor":
         low, top = torch.aminmax(x)
-        return torch.maximum(-low, top).float().reshape(1, 1)
+        return torch.maximum(-low, top).abs().float().reshape(1, 1)
     groups = tiled(x, granularity)
     # Two reductions read the matrix twice; magnitudes would be written too.
-    return torch.maximum(-groups.amin((1, 3)), groups.amax((1, 3))).float()
+    return torch.maximum(-groups.amin((1, 3)), groups.amax((1, 3))).abs().float()
 
 
 def scales_of(amax: Tensor, name: str, rule: ScaleRule, *, top: float | None = None, tensor_amax: Tensor | None = None) -> Scales:

@@ -186,7 +186,7 @@ def encode_(values: Tensor, form: Format, rounding: RoundingMode, uniform: Tenso
 
 
 def codes_of(values: Tensor, form: Format) -> Tensor:
-    """Return the codes, in uint8, of values of a format that is not a torch dtype."""
+    """Return the codes, in uint8, of finite values and NaN of a format that is not a torch dtype."""
     ordered, codes, nan_code = code_table(form.name)
     place = torch.bucketize(values, torch.tensor(ordered, device=values.device)).clamp_(max=len(ordered) - 1)
     found = torch.tensor(codes, dtype=torch.uint8, device=values.device)[place]
