@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mpbackend.backend import Clock, Collectives, Implementation, MemoryMeter, OverflowFlag, PolicyKind, Switch
 from mpbackend.device import Device
+from mpbackend.errors import BackendError
 from mpbackend.matrix import Matrix
 from mpbackend.plugins import load_plugins
 from mpbackend_emulator.implementations import implementations
@@ -128,11 +129,20 @@ class EmulatorBackend:
         return StatusRegister(products) if products.unit.saturates else None
 
     def convert(self, model: torch.nn.Module, plan: Plan) -> Sequence[Mapping[str, str]]:
-        """Make the linear layers low-bit where the plan is, and return a row for each; else change nothing and return no row."""
-        from mpbackend.train.conversion import check_plain
+        """Make the linear layers low-bit where the plan is, and return a row for each; else change nothing and return no row.
 
-        check_plain(model)
-        return []
+        Raises:
+            BackendError: the plan computes in a format that is not emulated, no layer can be converted, or the layers are already those of an earlier recipe
+                and the plan is not low-bit.
+        """
+        runs = {(row.op, row.a, row.b) for row in self.implements(plan.device) if row.level is not None}
+        for decision in plan.decisions:
+            if decision.role.startswith("compute.") and (decision.op, *decision.pair) not in runs:
+                found = f"{decision.op} in {' x '.join(decision.pair)} is planned, and it is not emulated"
+                raise BackendError(f"{plan.granted} on {plan.device.key}", found=found, remedy="`mpbackend plan` shows what runs")
+        from mpbackend_emulator.lowbit import convert
+
+        return convert(model, plan, self.products(plan.device).unit)
 
     def memory(self, device: Device) -> MemoryMeter:
         """Return the meter of this process's resident set; the device's memory is not emulated."""

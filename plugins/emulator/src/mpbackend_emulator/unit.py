@@ -52,6 +52,10 @@ class Unit:
         self._switches: Sequence[SwitchDefault] = matrix.switches(arch)
         self._known: dict[tuple[str, ...], Arithmetic] = {}
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Unit:
+        """Return itself: a copy of a model runs on the same device."""
+        return self
+
     def computed(self, op: str, name: str) -> str:
         """Return the format that operands stored in a format are multiplied in, under the present settings.
 

@@ -1,0 +1,166 @@
+"""Products of scaled low-bit operands in the arithmetic of a device.
+
+Scales of a whole tensor or row are applied to the sums. Scales of blocks along K are applied to the partial sum of each block, which then joins an fp32 sum.
+Microscaling is inside the unit: its scales are powers of two, so the products of a step are those of the scaled elements.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from mpbackend.capability import Row
+from mpbackend.errors import BackendError
+from mpbackend.formats import FORMATS
+from mpbackend.granting import SCALING_ROWS
+from mpbackend.numerics.arithmetic import Arithmetic
+from mpbackend.numerics.matmul import mm
+from mpbackend.roles import Granularity
+from mpbackend.train.quantize import Stored, decode, native_dtype
+from mpbackend_emulator.unit import Unit
+
+BLOCK = 128
+OF_BLOCKS = ("1x128", "128x128")
+MICROSCALES = ("1x32", "1x16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One kind of product.
+
+    Attributes:
+        unit: the device's matrix unit.
+        formats: of both operands.
+        granularities: of their scales.
+        split: whether partial sums are added in fp32 where the unit's register keeps fewer bits.
+    """
+
+    unit: Unit
+    formats: tuple[str, str]
+    granularities: tuple[Granularity, Granularity]
+    split: bool
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """Scale layouts of the vocabulary that serve it, best first."""
+        return SCALING_ROWS.get(self.granularities, ())
+
+    def arithmetic(self) -> Arithmetic:
+        """Return the arithmetic of its sums, by the first layout that the device has.
+
+        Raises:
+            BackendError: the device has none.
+        """
+        split = self.split and self.granularities[0] not in OF_BLOCKS
+        for layout in self.layouts:
+            if self.unit.matrix.rows(self.unit.arch, op="matmul", a=self.formats[0], b=self.formats[1], scaling=layout):
+                return self.unit.scaled(*self.formats, layout, split=split)
+        pair = " and ".join(self.granularities)
+        raise BackendError(f"a product of {' x '.join(self.formats)} on {self.unit.key}", found=f"no row of {self.unit.arch} has scales per {pair}")
+
+    def aligned(self) -> Row | None:
+        """Return the row whose sizes it has to keep, or None."""
+        return self.unit.alignment(*self.formats, self.layouts)
+
+
+class Rules:
+    """The rules of this process by number, since an operator of torch takes numbers and no objects."""
+
+    def __init__(self) -> None:
+        self._rules: list[Rule] = []
+        self._lock = threading.Lock()
+
+    def number(self, rule: Rule) -> int:
+        """Return the number of a rule, a new one for one that was not seen."""
+        with self._lock:
+            for number, known in enumerate(self._rules):
+                if known == rule:
+                    return number
+            self._rules.append(rule)
+            return len(self._rules) - 1
+
+    def __getitem__(self, number: int) -> Rule:
+        return self._rules[number]
+
+
+RULES = Rules()
+
+LIBRARY = torch.library.Library("mpbackend_emulator", "DEF")
+LIBRARY.define("scaled_product(Tensor a, Tensor b, Tensor a_inverse, Tensor b_inverse, int rule) -> Tensor")
+
+
+def multiply(a: Stored, b: Stored, unit: Unit, *, split: bool) -> Tensor:
+    """Return ``a @ b^T`` in fp32, scales applied.
+
+    Args:
+        a: (M, K).
+        b: (N, K).
+        unit: the device's matrix unit.
+        split: whether partial sums are added in fp32.
+
+    Raises:
+        BackendError: the device has no such product, or refuses its sizes.
+    """
+    rule = Rule(unit=unit, formats=(a.format, b.format), granularities=(a.granularity, b.granularity), split=split)
+    product: Tensor = torch.ops.mpbackend_emulator.scaled_product(a.stored, b.stored, a.inverse, b.inverse, RULES.number(rule))
+    return product
+
+
+def run(a: Tensor, b: Tensor, a_inverse: Tensor, b_inverse: Tensor, number: int) -> Tensor:
+    """Run ``mpbackend_emulator::scaled_product``, an operator so that what observes a training step sees it and its formats."""
+    rule = RULES[number]
+    with torch._C._DisableTorchDispatch():
+        return product(
+            Stored(stored=a, inverse=a_inverse, format=rule.formats[0], granularity=rule.granularities[0]),
+            Stored(stored=b, inverse=b_inverse, format=rule.formats[1], granularity=rule.granularities[1]),
+            rule,
+        )
+
+
+LIBRARY.impl("scaled_product", run, "CPU")
+
+
+@register_flop_formula(torch.ops.mpbackend_emulator.scaled_product)
+def flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
+    """Return ``2 * M * N * K`` of operands of shapes (M, K) and (N, K)."""
+    return 2 * int(a[0]) * int(b[0]) * int(a[1])
+
+
+def product(a: Stored, b: Stored, rule: Rule) -> Tensor:
+    """Return ``a @ b^T`` in fp32; see ``multiply``."""
+    arithmetic = rule.arithmetic()
+    (m, k), n = a.stored.shape, b.stored.shape[0]
+    rule.unit.check_sizes(rule.aligned(), m, n, k)
+    if a.granularity in MICROSCALES:
+        # Scaled elements have at most 4 significant bits, so bf16 holds them; of subnormal elements the unit takes the exponent of the smallest normal one.
+        wide = "fp32" if arithmetic.model == "host" else "bf16"
+        return mm(a.dequantized(), b.dequantized().t(), msgspec.structs.replace(arithmetic, a=wide, b=wide))
+    if arithmetic.model == "host":  # elements are values of fp32 as they are
+        arithmetic = msgspec.structs.replace(arithmetic, a="fp32", b="fp32")
+    left, right = elements(a), elements(b).t()
+    if a.granularity not in OF_BLOCKS:
+        return mm(left, right, arithmetic).float() * (a.inverse.expand(m, 1) * b.inverse.expand(n, 1).t())
+    total = torch.zeros(m, n)
+    left_scales, right_scales = by_row(a), by_row(b)
+    for index, start in enumerate(range(0, k, BLOCK)):
+        part = mm(left[:, start : start + BLOCK], right[start : start + BLOCK], arithmetic)
+        total += part * (left_scales[:, index : index + 1] * right_scales[:, index])
+    return total
+
+
+def elements(stored: Stored) -> Tensor:
+    """Return the elements before scales: as they are in a dtype that is the format, else their values in fp32."""
+    return stored.stored if native_dtype(FORMATS[stored.format]) is not None else decode(stored.stored, stored.format)
+
+
+def by_row(stored: Stored) -> Tensor:
+    """Return the inverse scales of blocks of 128 along K for each row: (rows, blocks)."""
+    if stored.granularity == "1x128":
+        return stored.inverse
+    return stored.inverse.repeat_interleave(BLOCK, 0)[: stored.stored.shape[0]]
