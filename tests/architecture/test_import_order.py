@@ -49,6 +49,7 @@ WITH_TORCH: tuple[tuple[str, ...], ...] = (
     ("numerics.numba_loops",),
     ("numerics.kernel_numba",),
     ("numerics.matmul",),
+    ("numerics.scaled",),
     ("observe.memory",),
     ("observe.flops",),
     ("observe.audit",),
