@@ -186,13 +186,15 @@ def encode_(values: Tensor, form: Format, rounding: RoundingMode, uniform: Tenso
 
 
 def codes_of(values: Tensor, form: Format) -> Tensor:
-    """Return the codes, in uint8, of finite values and NaN of a format that is not a torch dtype."""
+    """Return the codes, in uint8, of finite values of a format that is not a torch dtype, and of NaN where the format has it."""
+    if form.encoding == "finite":
+        # Times the ratio of the smallest normal numbers, a value's pattern in fp16 is its code and zeros behind it.
+        patterns = (values * (FORMATS["fp16"].smallest_normal / form.smallest_normal)).half().view(torch.int16)
+        magnitudes = (patterns & 0x7FFF) >> FORMATS["fp16"].mantissa_bits - form.mantissa_bits
+        return magnitudes.bitwise_or_(patterns.signbit().to(torch.int16) << form.bits - 1).to(torch.uint8)
     ordered, codes, nan_code = code_table(form.name)
     place = torch.bucketize(values, torch.tensor(ordered, device=values.device)).clamp_(max=len(ordered) - 1)
-    found = torch.tensor(codes, dtype=torch.uint8, device=values.device)[place]
-    if form.has_negative_zero:
-        found.masked_fill_((values == 0) & values.signbit(), 1 << form.bits - 1)
-    return found.masked_fill_(values.isnan(), nan_code)
+    return torch.tensor(codes, dtype=torch.uint8, device=values.device)[place].masked_fill_(values.isnan(), nan_code)
 
 
 @functools.cache
