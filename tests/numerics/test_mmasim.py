@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
 
 from mpbackend.matrix import load_matrix
 from mpbackend.numerics.accumulate import arithmetic_for
+from mpbackend.numerics.matmul import mm
 from mpbackend.numerics.oracle import dot
 
 simulator = pytest.importorskip("mmasim.nv_ptx", reason="mmasim is not installed")
@@ -31,8 +33,21 @@ INSTRUCTIONS = [
     ("Hopper", "sm_90", "m64n8k32.f32.e4m3.e4m3", "fp8_e4m3", "fp32", "wgmma"),
     ("Hopper", "sm_90", "m64n8k32.f32.e5m2.e5m2", "fp8_e5m2", "fp32", "wgmma"),
     ("Hopper", "sm_90", "m64n8k32.f16.e4m3.e4m3", "fp8_e4m3", "fp16", "wgmma"),
+    ("Turing", "sm_75", "m16n8k8.f32.f16.f16.f32", "fp16", "fp32", "mma.sync"),
+    ("Turing", "sm_75", "m16n8k8.f16.f16.f16.f16", "fp16", "fp16", "mma.sync"),
+    ("RTX Blackwell", "sm_120", "m16n8k16.f32.bf16.bf16.f32", "bf16", "fp32", "mma.sync"),
+    ("RTX Blackwell", "sm_120", "m16n8k32.kind::f8f6f4.f32.e4m3.e4m3.f32", "fp8_e4m3", "fp32", "mma.sync"),
+    ("RTX Blackwell", "sm_120", "m16n8k32.kind::f8f6f4.f16.e5m2.e5m2.f16", "fp8_e5m2", "fp16", "mma.sync"),
+    ("Blackwell", "sm_100", "m128n8k16.kind::f16.f32.f16.f16", "fp16", "fp32", "tcgen05"),
+    ("Blackwell", "sm_100", "m128n8k16.kind::f16.f16.f16.f16", "fp16", "fp16", "tcgen05"),
+    ("Blackwell", "sm_100", "m128n8k16.kind::f16.f32.bf16.bf16", "bf16", "fp32", "tcgen05"),
+    ("Blackwell", "sm_100", "m128n8k8.kind::tf32.f32.tf32.tf32", "tf32", "fp32", "tcgen05"),
+    ("Blackwell", "sm_100", "m128n8k32.kind::f8f6f4.f32.e4m3.e4m3", "fp8_e4m3", "fp32", "tcgen05"),
+    ("Blackwell", "sm_100", "m128n8k32.kind::f8f6f4.f16.e5m2.e5m2", "fp8_e5m2", "fp16", "tcgen05"),
 ]
 """MMA-Sim's architecture and instruction; ours, the formats of operands and sums, and the path."""
+
+MODELS = {"mma.sync": simulator.MMA, "wgmma": simulator.WGMMA, "tcgen05": simulator.TCGen05MMA}
 
 
 def random_operands(dtype: torch.dtype, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -52,7 +67,7 @@ def random_operands(dtype: torch.dtype, shape: tuple[int, ...], generator: torch
 def test_the_oracle_and_an_independent_model_agree(theirs: str, arch: str, instruction: str, name: str, accumulate: str, path: str) -> None:
     generator = torch.Generator().manual_seed(5)
     arithmetic = arithmetic_for(load_matrix(), arch, name, name, accumulate=accumulate, path=path)
-    model = (simulator.WGMMA if path == "wgmma" else simulator.MMA)(theirs, instruction)
+    model = MODELS[path](theirs, instruction)
     k = int(instruction.split("k")[1].split(".")[0])
     a = random_operands(DTYPES[name], (160, k), generator)
     b = random_operands(DTYPES[name], (160, k), generator)
@@ -64,3 +79,17 @@ def test_the_oracle_and_an_independent_model_agree(theirs: str, arch: str, instr
         differing += not (found == want or (math.isnan(found) and math.isnan(want)))
     assert expected.isfinite().sum() > 60, "most sums are numbers"
     assert differing == 0
+
+
+@pytest.mark.parametrize(("theirs", "arch", "instruction", "name", "accumulate", "path"), INSTRUCTIONS, ids=str)
+def test_whole_tiles_of_the_fast_engine_and_an_independent_model_agree(theirs: str, arch: str, instruction: str, name: str, accumulate: str, path: str) -> None:
+    generator = torch.Generator().manual_seed(6)
+    arithmetic = arithmetic_for(load_matrix(), arch, name, name, accumulate=accumulate, path=path)
+    model = MODELS[path](theirs, instruction)
+    m, n, k = (int(size) for size in re.findall(r"[mnk](\d+)", instruction.split(".")[0]))
+    a, b = random_operands(DTYPES[name], (m, k), generator), random_operands(DTYPES[name], (n, k), generator).T
+    c = random_operands(torch.float16 if accumulate == "fp16" else torch.float32, (m, n), generator)
+    expected = model(a, b, c).float()
+    found = mm(a.float(), b.float(), arithmetic, addend=c.float())
+    assert expected.isfinite().sum() > m * n // 4
+    assert torch.equal(found.nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))
