@@ -2,7 +2,7 @@
 
 A rule gives two numbers. The *multiplier* is what the group's elements are multiplied by before they are rounded; the *scale* is what is stored beside them and
 gives their values back. Transformer Engine calls them scale and scale_inv; in OCP Microscaling Formats (MX) v1.0 the scale is X. A group of zeros has
-multiplier 1. A group that holds an infinity or NaN has the scale NaN, in every rule: then all of its values are NaN (MX v1.0, 5.1) and nothing hides it.
+multiplier 1. A group that holds an infinity or NaN has the scale NaN, in every rule: then all of its values are NaN, as MX v1.0 has it, and nothing hides it.
 """
 
 from __future__ import annotations
@@ -132,13 +132,13 @@ def usable(amax: Tensor) -> Tensor:
 
 def free(amax: Tensor, top: float) -> Scales:
     """Return fp32 scales: multiplier ``top / amax`` in fp32, at most the largest fp32 number, and its rounded reciprocal, as ``mpbackend.lowbit`` says."""
-    # A number divided by a tensor would be the number times a rounded reciprocal.
+    # A plain number divided by a tensor would be the number times a rounded reciprocal.
     multiplier = torch.where(usable(amax), (torch.full_like(amax, top) / amax).clamp_(max=FP32_MAX), 1.0)
     return Scales(multiplier, torch.where(amax.isfinite(), multiplier.reciprocal(), torch.nan))
 
 
 def powers_of_two(amax: Tensor, top: float, rule: ScaleRule) -> Scales:
-    """Return e8m0 scales; the exponent is limited to -127..127, and one group of zeros has exponent 0.
+    """Return e8m0 scales; the exponent is limited to -127..127, and a group of zeros has exponent 0.
 
     Exponents are read from the bits of float64, in which every fp32 number is normal: those of ``amax`` less those of ``top``, and one more for a fraction that
     is larger, which carries when all ones are added below.
@@ -158,7 +158,7 @@ def powers_of_two(amax: Tensor, top: float, rule: ScaleRule) -> Scales:
 
 
 def two_level(amax: Tensor, top: float, tensor_amax: Tensor | None) -> Scales:
-    """Return NVFP4 scales (arXiv 2509.25149, appendix on quantization; the order of operations is that of ``mpbackend.lowbit``).
+    """Return NVFP4 scales (arXiv 2509.25149; torchao, nvfp4_tensor.py; the order of operations is that of ``mpbackend.lowbit``).
 
     The tensor's scale is ``amax(tensor) / (448 * top)``. A block stores ``d = amax(block) / top`` in units of it, rounded to nearest even in ue4m3, and its
     elements are multiplied by ``(448 * top / amax(tensor)) / d``. A block that is so much smaller than the tensor that d is 0 becomes zero.
