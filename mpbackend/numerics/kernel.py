@@ -29,6 +29,12 @@ VECTOR_STEPS = (4, 8, 16, 32)
 WIDEST = 25
 """Most fraction bits at which eight products of a step fit into 31 bits: eight of less than 2^(F + 2)."""
 
+LEAST = 1 << 16
+"""Numbers to move for which waking a thread pays: tens of microseconds of each."""
+
+PRODUCTS_LIKE_MOVES = 4
+"""Multiplications of an aligned step that take about the time of moving a number."""
+
 
 UNIT_FIELDS = (
     "products",
@@ -140,7 +146,7 @@ def accumulate(a: torch.Tensor, b: torch.Tensor, sums: torch.Tensor, arithmetic:
     tile = int(functions.mp_tile_width())
     tiles = -(-n // tile)
     packed = torch.empty(tiles, depth, tile)
-    spread(lambda first, last: functions.mp_pack(b.data_ptr(), depth, n, packed.data_ptr(), depth, first, last), tiles)
+    spread(lambda first, last: functions.mp_pack(b.data_ptr(), depth, n, packed.data_ptr(), depth, first, last), tiles, depth * tile)
     running = torch.zeros(m, tiles * tile)
     running[:, :n] = sums
     promotes = arithmetic.promotion_interval is not None
@@ -151,7 +157,7 @@ def accumulate(a: torch.Tensor, b: torch.Tensor, sums: torch.Tensor, arithmetic:
     operands = Operands(*(x.data_ptr() for x in (a, a_exp, packed, b_exp, running, outer)), depth, tiles * tile)
     unit, number = unit_of(arithmetic), LOOPS.index(loop)
     where = ctypes.addressof(operands), ctypes.addressof(unit), number
-    spread_tiles(lambda *parts: functions.mp_accumulate(*where, *parts), m, tiles)
+    spread_tiles(lambda *parts: functions.mp_accumulate(*where, *parts), m, tiles, depth * tile)
     if promotes:
         running = outer_with(outer, running, arithmetic) if (depth // arithmetic.products_per_step) % unit.promotion_steps else outer
     return running[:, :n]
@@ -177,17 +183,31 @@ def exponents(x: torch.Tensor, name: str, functions: ctypes.CDLL) -> torch.Tenso
     return result
 
 
-def spread_tiles(work: Callable[[int, int, int, int], None], rows: int, tiles: int) -> None:
-    """Call ``work(first_row, last_row, first_tile, last_tile)`` on parts of a product: tiles where every thread gets one, else rows."""
+def spread_tiles(work: Callable[[int, int, int, int], None], rows: int, tiles: int, weight: int) -> None:
+    """Call ``work(first_row, last_row, first_tile, last_tile)`` on parts of a product: tiles where every thread gets one, else rows.
+
+    Args:
+        work: must release the interpreter.
+        rows: of the product.
+        tiles: of the product.
+        weight: multiplications of one row of a tile.
+    """
+    light = weight // PRODUCTS_LIKE_MOVES
     if tiles >= torch.get_num_threads():
-        spread(lambda first, last: work(0, rows, first, last), tiles)
+        spread(lambda first, last: work(0, rows, first, last), tiles, light * rows)
     else:
-        spread(lambda first, last: work(first, last, 0, tiles), rows)
+        spread(lambda first, last: work(first, last, 0, tiles), rows, light * tiles)
 
 
-def spread(work: Callable[[int, int], None], count: int) -> None:
-    """Call ``work(first, last)`` on parts of ``range(count)``, one for each of torch's threads; the work must release the interpreter."""
-    threads = max(1, min(torch.get_num_threads(), count))
+def spread(work: Callable[[int, int], None], count: int, weight: int = 1) -> None:
+    """Call ``work(first, last)`` on parts of ``range(count)``, one for each of torch's threads, fewer where there is little to do.
+
+    Args:
+        work: must release the interpreter.
+        count: pieces.
+        weight: numbers that a piece moves.
+    """
+    threads = max(1, min(torch.get_num_threads(), count, count * weight // LEAST))
     if threads == 1:
         work(0, count)
         return

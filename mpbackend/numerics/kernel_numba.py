@@ -38,7 +38,7 @@ def accumulate(a: torch.Tensor, b: torch.Tensor, sums: torch.Tensor, arithmetic:
         else:
             LOOPS.tile_rows(*arrays, fields, parts, loop == "checked", loop == "half")
 
-    kernel.spread_tiles(part, m, len(packed))
+    kernel.spread_tiles(part, m, len(packed), depth * TILE)
     if promotes:
         running = kernel.outer_with(outer, running, arithmetic) if (depth // arithmetic.products_per_step) % unit.promotion_steps else outer
     return running.permute(1, 0, 2).reshape(m, -1)[:, :n]
