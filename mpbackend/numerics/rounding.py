@@ -18,8 +18,8 @@ from mpbackend.errors import BackendError
 from mpbackend.formats import FORMATS, Format
 from mpbackend.numerics.rounding_rules import Overflow, RoundingMode, neighbors, rounding_target
 
-BLOCK = 1 << 16
-"""Elements that are rounded at once on a CPU: the temporaries of one block stay in its caches."""
+BLOCK = 1 << 17
+"""Elements that are rounded at once on a CPU: the temporaries of one block stay in its caches, and its threads have enough to do."""
 
 DEEPEST = 900
 """Most bits that are cut off a number: a stochastic result differs only for uniform numbers between 0 and 2^-800."""
