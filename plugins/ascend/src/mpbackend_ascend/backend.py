@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -114,6 +114,18 @@ class AscendBackend:
         from mpbackend_ascend.lowbit import convert
 
         return convert(model, plan)
+
+    def product(self, device: Device, format: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:  # noqa: A002 - the name in the contract
+        """Return what multiplies fp64 matrices that hold values of a format as this device does, for probes.
+
+        Raises:
+            UnknownNameError: there is no such product.
+        """
+        import torch
+
+        from mpbackend_ascend.product import product
+
+        return product(torch.device(device.type, device.index), device.arch, format)
 
     def memory(self, device: Device) -> MemoryMeter:
         """Return the meter of torch_npu's allocator."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -116,6 +116,16 @@ class CpuBackend:
         from mpbackend_cpu.lowbit import convert
 
         return convert(model, plan)
+
+    def product(self, device: Device, format: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:  # noqa: A002 - the name in the contract
+        """Return what multiplies fp64 matrices that hold values of a format as this device does, for probes.
+
+        Raises:
+            UnknownNameError: there is no such product.
+        """
+        from mpbackend_cpu.product import product
+
+        return product(format)
 
     def memory(self, device: Device) -> MemoryMeter:
         """Return the meter of this process's resident set."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -110,6 +110,18 @@ class CudaBackend:
     def _execution(self, plan: Plan) -> EngineExecution | None:
         """Return the execution of a plan, the same for every model that is converted for it."""
         return next((execution for known, execution in self._executions if known is plan), None)
+
+    def product(self, device: Device, format: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:  # noqa: A002 - the name in the contract
+        """Return what multiplies fp64 matrices that hold values of a format as this device does, for probes.
+
+        Raises:
+            UnknownNameError: there is no such product.
+        """
+        import torch
+
+        from mpbackend_cuda.product import product
+
+        return product(torch.device("cuda", device.index), format)
 
     def memory(self, device: Device) -> MemoryMeter:
         """Return the meter of torch's allocator."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from mpbackend.errors import BackendError
 from mpbackend.matrix import Matrix
 from mpbackend.plugins import load_plugins
 from mpbackend_emulator.implementations import implementations
+from mpbackend_emulator.notes import notes
 from mpbackend_emulator.settings import emulated_switches
 from mpbackend_emulator.unit import Unit
 
@@ -90,6 +91,10 @@ class EmulatorBackend:
         """Return what the device computes and there is an arithmetic for, then the rest with reasons."""
         return implementations(self.unit(device))
 
+    def notes(self, plan: Plan) -> Sequence[str]:
+        """Return how the planned products are summed, and what is left to the host."""
+        return notes(self.unit(plan.device), plan)
+
     def environment(self, device: Device) -> Mapping[str, str]:
         """Return the version of this plugin, the engine of the products, and the host's environment."""
         from mpbackend.numerics.matmul import best_engine
@@ -143,6 +148,16 @@ class EmulatorBackend:
         from mpbackend_emulator.lowbit import convert
 
         return convert(model, plan, self.products(plan.device).unit)
+
+    def product(self, device: Device, format: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:  # noqa: A002 - the name in the contract
+        """Return what multiplies fp64 matrices that hold values of a format as this device does, for probes.
+
+        Raises:
+            UnknownNameError: there is no such product.
+        """
+        from mpbackend_emulator.probing import product
+
+        return product(self.unit(device), format)
 
     def memory(self, device: Device) -> MemoryMeter:
         """Return the meter of this process's resident set; the device's memory is not emulated."""

@@ -6,6 +6,7 @@ Microscaling is inside the unit: its scales are powers of two, so the products o
 
 from __future__ import annotations
 
+import functools
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +21,10 @@ from mpbackend.errors import BackendError
 from mpbackend.formats import FORMATS
 from mpbackend.granting import SCALING_ROWS
 from mpbackend.numerics.arithmetic import Arithmetic
-from mpbackend.numerics.matmul import mm
+from mpbackend.numerics.matmul import mm, sums
+from mpbackend.numerics.quantize import decode_into
 from mpbackend.roles import Granularity
-from mpbackend.train.quantize import Stored, decode, native_dtype
+from mpbackend.train.quantize import Stored
 from mpbackend_emulator.unit import Unit
 
 BLOCK = 128
@@ -134,29 +136,43 @@ def flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
 
 def product(a: Stored, b: Stored, rule: Rule) -> Tensor:
     """Return ``a @ b^T`` in fp32; see ``multiply``."""
-    arithmetic = rule.arithmetic()
+    arithmetic, row = found(rule)
     (m, k), n = a.stored.shape, b.stored.shape[0]
-    rule.unit.check_sizes(rule.aligned(), m, n, k)
+    rule.unit.check_sizes(row, m, n, k)
     if a.granularity in MICROSCALES:
         # Scaled elements have at most 4 significant bits, so bf16 holds them; of subnormal elements the unit takes the exponent of the smallest normal one.
         wide = "fp32" if arithmetic.model == "host" else "bf16"
         return mm(a.dequantized(), b.dequantized().t(), msgspec.structs.replace(arithmetic, a=wide, b=wide))
-    if arithmetic.model == "host":  # elements are values of fp32 as they are
-        arithmetic = msgspec.structs.replace(arithmetic, a="fp32", b="fp32")
     left, right = elements(a), elements(b).t()
     if a.granularity not in OF_BLOCKS:
-        return mm(left, right, arithmetic).float() * (a.inverse.expand(m, 1) * b.inverse.expand(n, 1).t())
+        total = plain(left, right, arithmetic)
+        if a.inverse.numel() == b.inverse.numel() == 1:
+            return total * (a.inverse * b.inverse).reshape(())
+        return total * (a.inverse.expand(m, 1) * b.inverse.expand(n, 1).t())
     total = torch.zeros(m, n)
     left_scales, right_scales = by_row(a), by_row(b)
     for index, start in enumerate(range(0, k, BLOCK)):
-        part = mm(left[:, start : start + BLOCK], right[start : start + BLOCK], arithmetic)
+        part = plain(left[:, start : start + BLOCK], right[start : start + BLOCK], arithmetic)
         total += part * (left_scales[:, index : index + 1] * right_scales[:, index])
     return total
 
 
+@functools.lru_cache(maxsize=64)
+def found(rule: Rule) -> tuple[Arithmetic, Row | None]:
+    """Return the arithmetic of a rule and the row whose sizes it has to keep."""
+    return rule.arithmetic(), rule.aligned()
+
+
+def plain(left: Tensor, right: Tensor, arithmetic: Arithmetic) -> Tensor:
+    """Return (M, K) @ (K, N) of elements that are in the formats of the arithmetic already, in fp32."""
+    return sums(left, right, torch.zeros(()).expand(left.shape[0], right.shape[1]), arithmetic, "auto")
+
+
 def elements(stored: Stored) -> Tensor:
-    """Return the elements before scales: as they are in a dtype that is the format, else their values in fp32."""
-    return stored.stored if native_dtype(FORMATS[stored.format]) is not None else decode(stored.stored, stored.format)
+    """Return the values of elements before scales, in fp32."""
+    values = torch.empty(stored.stored.shape)
+    decode_into(stored.stored, FORMATS[stored.format], values)
+    return values
 
 
 def by_row(stored: Stored) -> Tensor:
