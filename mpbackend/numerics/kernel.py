@@ -124,7 +124,11 @@ def library() -> ctypes.CDLL | None:
     return functions
 
 
-def accumulate(a: torch.Tensor, b: torch.Tensor, sums: torch.Tensor, arithmetic: Arithmetic, loop: Loop) -> torch.Tensor:
+Shifts = tuple[torch.Tensor, torch.Tensor]
+"""What block scales add to the exponents of the operands' elements, in int16: shapes (M, K) and (K, N)."""
+
+
+def accumulate(a: torch.Tensor, b: torch.Tensor, sums: torch.Tensor, arithmetic: Arithmetic, loop: Loop, shifts: Shifts | None = None) -> torch.Tensor:
     """Return the last sums of a product, before they are written in the output's format.
 
     Args:
@@ -133,6 +137,7 @@ def accumulate(a: torch.Tensor, b: torch.Tensor, sums: torch.Tensor, arithmetic:
         sums: (M, N) what the sums start from, in fp32.
         arithmetic: the unit.
         loop: what ``loop_for`` says of it.
+        shifts: powers of two that the operands are multiplied by, exactly, in fp32.
 
     Returns:
         (M, N) in fp32.
@@ -154,6 +159,9 @@ def accumulate(a: torch.Tensor, b: torch.Tensor, sums: torch.Tensor, arithmetic:
     if promotes:
         running = torch.zeros_like(outer)
     a_exp, b_exp = exponents(a, arithmetic.a, functions), exponents(packed, arithmetic.b, functions)
+    if shifts is not None:
+        a, a_exp = shifted(a, a_exp, shifts[0])
+        packed, b_exp = shifted(packed, b_exp, in_tiles(shifts[1], tile))
     operands = Operands(*(x.data_ptr() for x in (a, a_exp, packed, b_exp, running, outer)), depth, tiles * tile)
     unit, number = unit_of(arithmetic), LOOPS.index(loop)
     where = ctypes.addressof(operands), ctypes.addressof(unit), number
@@ -161,6 +169,17 @@ def accumulate(a: torch.Tensor, b: torch.Tensor, sums: torch.Tensor, arithmetic:
     if promotes:
         running = outer_with(outer, running, arithmetic) if (depth // arithmetic.products_per_step) % unit.promotion_steps else outer
     return running[:, :n]
+
+
+def shifted(x: torch.Tensor, exponents: torch.Tensor, shift: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return numbers multiplied by powers of two, and their exponents."""
+    return torch.ldexp(x, shift), exponents + shift
+
+
+def in_tiles(x: torch.Tensor, width: int) -> torch.Tensor:
+    """Return a matrix as (tiles, rows, ``width``), zeros beyond its columns."""
+    padded = torch.nn.functional.pad(x, (0, -x.shape[1] % width))
+    return padded.reshape(x.shape[0], -1, width).permute(1, 0, 2).contiguous()
 
 
 def outer_with(outer: torch.Tensor, running: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:

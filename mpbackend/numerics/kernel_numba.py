@@ -9,26 +9,30 @@ import torch
 from mpbackend.formats import FORMATS
 from mpbackend.numerics import kernel, numba_loops
 from mpbackend.numerics.arithmetic import Arithmetic
-from mpbackend.numerics.kernel import NO_EXPONENT, SPECIAL, Loop
+from mpbackend.numerics.kernel import NO_EXPONENT, SPECIAL, Loop, Shifts, in_tiles
 from mpbackend.numerics.numba_loops import TILE
 
 LOOPS: Any = numba_loops
 """The module, whose compiled functions have no signatures that a type checker could read."""
 
 
-def accumulate(a: torch.Tensor, b: torch.Tensor, sums: torch.Tensor, arithmetic: Arithmetic, loop: Loop) -> torch.Tensor:
+def accumulate(a: torch.Tensor, b: torch.Tensor, sums: torch.Tensor, arithmetic: Arithmetic, loop: Loop, shifts: Shifts | None = None) -> torch.Tensor:
     """Return the last sums of a product; as ``kernel.accumulate``, argument by argument."""
     (m, depth), n = a.shape, b.shape[1]
     if not m or not n or not depth:
         return sums.clone()
-    packed, running = tiled(b), tiled(sums)
+    packed, running = in_tiles(b, TILE), in_tiles(sums, TILE)
     promotes = arithmetic.promotion_interval is not None
     outer = running
     if promotes:
         running = torch.zeros_like(outer)
     unit = kernel.unit_of(arithmetic)
     fields = tuple(getattr(unit, name) for name in kernel.UNIT_FIELDS)
-    arrays = [x.numpy() for x in (a, exponents(a, arithmetic.a), packed, exponents(packed, arithmetic.b), running, outer)]
+    a_exp, b_exp = exponents(a, arithmetic.a), exponents(packed, arithmetic.b)
+    if shifts is not None:
+        a, a_exp = kernel.shifted(a, a_exp, shifts[0])
+        packed, b_exp = kernel.shifted(packed, b_exp, in_tiles(shifts[1], TILE))
+    arrays = [x.numpy() for x in (a, a_exp, packed, b_exp, running, outer)]
 
     def part(*parts: int) -> None:
         if loop == "fused":
@@ -42,12 +46,6 @@ def accumulate(a: torch.Tensor, b: torch.Tensor, sums: torch.Tensor, arithmetic:
     if promotes:
         running = kernel.outer_with(outer, running, arithmetic) if (depth // arithmetic.products_per_step) % unit.promotion_steps else outer
     return running.permute(1, 0, 2).reshape(m, -1)[:, :n]
-
-
-def tiled(x: torch.Tensor) -> torch.Tensor:
-    """Return a matrix as (tiles, rows, ``TILE``), zeros beyond its columns."""
-    padded = torch.nn.functional.pad(x, (0, -x.shape[1] % TILE))
-    return padded.reshape(x.shape[0], -1, TILE).permute(1, 0, 2).contiguous()
 
 
 def exponents(x: torch.Tensor, name: str) -> torch.Tensor:

@@ -121,8 +121,10 @@ def sums_dtype(arithmetic: Arithmetic) -> torch.dtype:
     return torch.float64 if wide else torch.float32
 
 
-def sums(left: torch.Tensor, right: torch.Tensor, start: torch.Tensor, arithmetic: Arithmetic, engine: Engine) -> torch.Tensor:
-    """Return the last sums of a product of converted operands, by an engine."""
+def sums(
+    left: torch.Tensor, right: torch.Tensor, start: torch.Tensor, arithmetic: Arithmetic, engine: Engine, shifts: kernel.Shifts | None = None
+) -> torch.Tensor:
+    """Return the last sums of a product of converted operands, by an engine; ``shifts`` (see ``kernel.accumulate``) are for the fast ones."""
     if arithmetic.model == "host":
         return host_sums(left, right, start)
     if engine == "chunk":
@@ -134,17 +136,18 @@ def sums(left: torch.Tensor, right: torch.Tensor, start: torch.Tensor, arithmeti
     if loop is None:
         raise BackendError(f"engine {engine}", found=f"an arithmetic that it does not model: {arithmetic.source or arithmetic}", remedy="take engine 'oracle'")
     left, right = in_steps(left, right, arithmetic)
+    shifts = None if shifts is None else in_steps(*shifts, arithmetic)
     if chosen == "extension":
         if kernel.library() is None:
             raise BackendError(
                 "engine extension", found="no compiled extension", remedy="install mpbackend where there is a C++ compiler, or take engine 'numba'"
             )
-        return kernel.accumulate(left.contiguous(), right.contiguous(), start, arithmetic, loop)
+        return kernel.accumulate(left.contiguous(), right.contiguous(), start, arithmetic, loop, shifts)
     if importlib.util.find_spec("numba") is None:
         raise BackendError("engine numba", found="numba is not installed", remedy="pip install 'mpbackend[emulator]'")
     from mpbackend.numerics import kernel_numba
 
-    return kernel_numba.accumulate(left.contiguous(), right.contiguous(), start, arithmetic, loop)
+    return kernel_numba.accumulate(left.contiguous(), right.contiguous(), start, arithmetic, loop, shifts)
 
 
 @functools.cache

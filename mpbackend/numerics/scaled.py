@@ -13,7 +13,8 @@ from torch import Tensor
 from mpbackend.errors import BackendError
 from mpbackend.formats import FORMATS
 from mpbackend.numerics.arithmetic import Arithmetic
-from mpbackend.numerics.matmul import operand, written
+from mpbackend.numerics.kernel import Shifts, loop_for
+from mpbackend.numerics.matmul import best_engine, operand, sums, written
 from mpbackend.numerics.rounding import round_to
 
 TERMS = 1 << 22
@@ -51,6 +52,8 @@ def scaled_mm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, arithmetic
     if arithmetic.model == "host":
         total = (left * scale_a.double().repeat_interleave(block, 1)).float() @ (right * scale_b.double().repeat_interleave(block, 0)).float()
         return written(total + start if start.any() else total, arithmetic)
+    if best_engine() != "oracle" and (shifts := shifts_of(left, right, scale_a, scale_b, block, arithmetic)) is not None:
+        return written(sums(left, right, start, arithmetic, "auto", shifts), arithmetic)
     rows = max(1, TERMS // max(1, arithmetic.products_per_step * b.shape[1]))
     parts = [
         rows_of(left[i : i + rows].double(), right.double(), scale_a[i : i + rows], scale_b, start[i : i + rows], block, arithmetic)
@@ -72,6 +75,21 @@ def check(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, arithmetic: Ar
         found = f"operands {tuple(a.shape)} and {tuple(b.shape)}, scales {tuple(scale_a.shape)} and {tuple(scale_b.shape)}"
         raise BackendError("a product with block scales", found=found, remedy="give (M, K), (K, N), (M, K/block), (K/block, N) with blocks of 16 or 32")
     return block
+
+
+def shifts_of(left: Tensor, right: Tensor, scale_a: Tensor, scale_b: Tensor, block: int, arithmetic: Arithmetic) -> Shifts | None:
+    """Return scales as exponents of two, for the fast engines; None where they are no powers of two or fp32 does not hold what they scale."""
+    if loop_for(arithmetic) is None:
+        return None
+    shifts = []
+    for x, scale, dim in ((left, scale_a.float(), 1), (right, scale_b.float(), 0)):
+        mantissa, exponent = scale.frexp()
+        shift = (exponent - 1).to(torch.int16).repeat_interleave(block, dim)
+        wide = torch.ldexp(x.double(), shift)
+        if not (mantissa == 0.5).all() or not torch.equal(torch.ldexp(x, shift).double().nan_to_num(), wide.nan_to_num()):
+            return None
+        shifts.append(shift)
+    return shifts[0], shifts[1]
 
 
 def rows_of(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, register: Tensor, block: int, arithmetic: Arithmetic) -> Tensor:

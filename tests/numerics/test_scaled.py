@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from mpbackend.errors import BackendError
 from mpbackend.matrix import load_matrix
+from mpbackend.numerics import matmul, scaled
 from mpbackend.numerics.accumulate import arithmetic_for
 from mpbackend.numerics.arithmetic import Arithmetic
-from mpbackend.numerics.matmul import mm
+from mpbackend.numerics.matmul import Engine, mm
 from mpbackend.numerics.scaled import scaled_mm
 
 FP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
@@ -70,10 +73,33 @@ def test_scales_of_one_change_nothing() -> None:
     assert torch.equal(scaled_mm(a, b, torch.ones(5, 3), torch.ones(3, 4), unit), mm(a, b, unit))
 
 
+@pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("engine", ["extension", "numba"])
+def test_the_fast_engines_take_powers_of_two(name: str, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Subnormal elements keep the exponent of the smallest normal one under their scale."""
+    torch.manual_seed(0)
+    unit = arithmetic(name, "mx_1x32")
+    a, b = torch.randn(40, 160) * torch.rand(40, 1) ** 8, torch.randn(160, 33) * torch.rand(1, 33) ** 8
+    scale_a, scale_b = torch.randint(-90, 90, (40, 5)).float().exp2(), torch.randint(-60, 60, (5, 33)).float().exp2()
+    asked: list[Engine] = []
+    real: Any = matmul.sums
+
+    def by_engine(*arguments: Any) -> Any:
+        asked.append(engine)
+        return real(*arguments[:4], engine, *arguments[5:])
+
+    monkeypatch.setattr(scaled, "sums", by_engine)
+    fast = scaled_mm(a, b, scale_a, scale_b, unit)
+    monkeypatch.setattr(scaled, "best_engine", lambda: "oracle")
+    assert torch.equal(fast, scaled_mm(a, b, scale_a, scale_b, unit))
+    assert asked == [engine]
+
+
 def test_rows_are_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     unit = arithmetic("fp8_e4m3", "mx_1x32")
     a, b, scale = torch.randn(7, 64), torch.randn(64, 4), torch.rand(7, 2).exp2()
+    monkeypatch.setattr(scaled, "best_engine", lambda: "oracle")
     whole = scaled_mm(a, b, scale, torch.ones(2, 4), unit)
     monkeypatch.setattr("mpbackend.numerics.scaled.TERMS", 300)
     assert torch.equal(scaled_mm(a, b, scale, torch.ones(2, 4), unit), whole)
