@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 import mpbackend
@@ -153,3 +154,22 @@ def test_a_low_bit_model_is_not_trained_in_another_format(target_of: Select, tmp
         pass
     with pytest.raises(BackendError, match="made for an earlier low-bit recipe"):
         target_of("h100").prepare(model, optimizer, "bf16")
+
+
+def test_forward_products_take_the_register_and_gradients_are_promoted(target_of: Select, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``fp8`` asks for: accumulate.forward=fast, fp32 for both gradients; a forward pass that is computed again is a forward pass."""
+    seen: list[tuple[str, bool]] = []
+
+    def watched(a: Quantized, b: Quantized, unit: Unit, *, split: bool) -> torch.Tensor:
+        seen.append((a.format, split))
+        return multiply(a, b, unit, split=split)
+
+    monkeypatch.setattr("mpbackend_emulator.lowbit.multiply", watched)
+    model = nn.Sequential(nn.Linear(32, 32))
+    x = torch.ones(16, 32, requires_grad=True)
+    with target_of("h100").prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), "fp8") as session:
+        with session.autocast():
+            loss = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False).float().sum()
+        session.backward(loss)
+        session.step()
+    assert seen == [("fp8_e4m3", False), ("fp8_e4m3", False), ("fp8_e5m2", True), ("fp8_e5m2", True)]
