@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import shutil
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,7 +17,7 @@ from mpbackend.numerics.arithmetic import Arithmetic
 from mpbackend.numerics.matmul import Engine, mm
 from tests.support.arithmetics import random_arithmetic, random_operand
 
-ENGINES: tuple[Engine, ...] = ("extension", "numba")
+ENGINES: tuple[Engine, ...] = ("extension", "numba") if kernel.library() is not None else ("numba",)
 HOPPER_FP8 = Arithmetic(a="fp8_e4m3", b="fp8_e4m3", products_per_step=32, fraction_bits=13, register_bits=13, register_rounding="rz", zero_exponent=-133)
 
 
@@ -85,9 +87,18 @@ def test_whole_matrices_have_the_bits_of_single_elements(change: dict[str, Any],
 def test_sums_beyond_32_bits_are_exact(engine: Engine) -> None:
     arithmetic = Arithmetic(a="fp16", b="fp16", products_per_step=16, fraction_bits=25, register_rounding="rz")
     assert kernel.loop_for(arithmetic) == "checked"
-    a = torch.full((3, 64), 2 - 2**-10)
-    expected = mm(a, a.T, arithmetic, engine="oracle")
-    assert differing(mm(a, a.T, arithmetic, engine=engine), expected) == 0
+    a, addend = torch.full((3, 64), 2 - 2**-10), torch.full((3, 3), 2 - 2**-10)
+    expected = mm(a, a.T, arithmetic, addend=addend, engine="oracle")
+    assert differing(mm(a, a.T, arithmetic, addend=addend, engine=engine), expected) == 0
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "oracle"])
+def test_tiny_sums_are_aligned_to_the_zero_exponent(engine: Engine) -> None:
+    """2^-24 has no place in a step that is cut 4 bits below 2^-19."""
+    arithmetic = Arithmetic(a="fp16", b="fp16", products_per_step=4, fraction_bits=4, zero_exponent=-19, register="fp16", output="fp16")
+    a, b = torch.tensor([[2.0**-24, 0.0, 0.0, 0.0]]), torch.ones(4, 1)
+    assert mm(a, b, arithmetic, engine=engine).item() == 0.0
+    assert mm(a, b, msgspec.structs.replace(arithmetic, zero_exponent=None), engine=engine).item() == 2.0**-24
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -130,3 +141,9 @@ def test_bad_input() -> None:
         mm(torch.ones(2, 3), torch.ones(2, 3), HOPPER_FP8)
     with pytest.raises(UnknownNameError, match="fast"):
         mm(torch.ones(2, 3), torch.ones(3, 2), HOPPER_FP8, engine="fast")  # type: ignore[arg-type] # the error is the point
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler, so the extension is left out")
+@pytest.mark.skipif(not (Path(kernel.__file__).parents[2] / ".git").exists(), reason="a copy of the sources, which nothing was built in")
+def test_the_extension_is_built_where_there_is_a_compiler() -> None:
+    assert kernel.library() is not None

@@ -70,6 +70,17 @@ def test_the_approximation_stays_within_the_bounds_of_both(arithmetic: Arithmeti
     assert ((exact - fast).double().abs() <= (2 * bound.relative + host.relative) * scale + 2 * bound.absolute + host.absolute).all()
 
 
+def test_the_approximation_keeps_the_width_of_the_register() -> None:
+    """1 + 2^-14 does not fit into 13 fraction bits once the register is cut, after 32 products."""
+    ones = torch.zeros(1, 64)
+    ones[0, 0], ones[0, 32] = 1.0, 2**-7
+    other = torch.zeros(64, 1)
+    other[0, 0], other[32, 0] = 1.0, 2**-7
+    narrow = msgspec.structs.replace(FP8, promotion_interval=None)
+    assert mm(ones, other, narrow, engine="chunk").item() == 1.0
+    assert mm(ones, other, FP16, engine="chunk").item() == 1 + 2**-14
+
+
 def test_the_approximation_refuses_fp64() -> None:
     with pytest.raises(BackendError, match="fp64"):
         mm(torch.ones(2, 2), torch.ones(2, 2), Arithmetic(a="fp64", b="fp64", register="fp64", output="fp64"), engine="chunk")
