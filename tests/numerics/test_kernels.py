@@ -95,7 +95,7 @@ def test_sums_beyond_32_bits_are_exact(engine: Engine) -> None:
 @pytest.mark.parametrize("engine", [*ENGINES, "oracle"])
 def test_tiny_sums_are_aligned_to_the_zero_exponent(engine: Engine) -> None:
     """2^-24 has no place in a step that is cut 4 bits below 2^-19."""
-    arithmetic = Arithmetic(a="fp16", b="fp16", products_per_step=4, fraction_bits=4, zero_exponent=-19, register="fp16", output="fp16")
+    arithmetic = Arithmetic(a="bf16", b="bf16", products_per_step=4, fraction_bits=4, zero_exponent=-19, register="fp16", output="fp16")
     a, b = torch.tensor([[2.0**-24, 0.0, 0.0, 0.0]]), torch.ones(4, 1)
     assert mm(a, b, arithmetic, engine=engine).item() == 0.0
     assert mm(a, b, msgspec.structs.replace(arithmetic, zero_exponent=None), engine=engine).item() == 2.0**-24
