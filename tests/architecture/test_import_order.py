@@ -35,6 +35,8 @@ PURE: tuple[tuple[str, ...], ...] = (
     ("numerics.*",),
     ("observe.record",),
     ("observe.record_writer",),
+    ("comparison.distributions",),
+    ("comparison.statistics",),
     ("report.view",),
     ("report.*",),
     ("report.difference", "report.recipes"),
