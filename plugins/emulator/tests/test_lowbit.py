@@ -21,7 +21,7 @@ from mpbackend.recipe import parse_recipe
 from mpbackend.roles import Granularity
 from mpbackend.train.quantize import Quantized, quantize
 from mpbackend_emulator.lowbit import EmulatedLinear
-from mpbackend_emulator.scaled import multiply
+from mpbackend_emulator.scaled import levels, multiply
 from mpbackend_emulator.unit import ASSUMED_INTERVAL, Unit
 
 Select = Callable[[str], mpbackend.Target]
@@ -90,6 +90,38 @@ def test_microscaling_is_inside_the_unit(matrix: Matrix, key: str, name: str) ->
     keep[5] = 1.0
     found = multiply(replace(a, stored=(a.stored.float() * keep).to(a.stored.dtype)), b, unit, split=True)
     assert torch.equal(found, a.dequantized()[:, 5, None] * b.dequantized()[None, :, 5]), f"seed {SEED}"
+
+
+def test_two_levels_of_scales_are_told_apart(matrix: Matrix) -> None:
+    """One product a block of 16. Each operand's value has one rounding as its inverse and two more here, the product one: 7 of 2^-24, so 2^-21 is a bound."""
+    unit = Unit(matrix, "b200", "sm_100")
+    a, b = (quantized(32, 64, "1x16", recipe="nvfp4", name="fp4_e2m1", seed=seed) for seed in (SEED, 18))
+    keep = torch.zeros(64, dtype=torch.uint8)
+    keep[5] = 1
+    found = multiply(replace(a, stored=a.stored * keep), b, unit, split=True)
+    wanted = a.dequantized()[:, 5, None].double() * b.dequantized()[None, :, 5].double()
+    assert wanted.any()
+    assert ((found - wanted).abs() <= 2.0**-21 * wanted.abs()).all(), f"seed {SEED}"
+    blocks, of_tensor = levels(a)
+    assert torch.equal(blocks, blocks.to(torch.float8_e4m3fn).float())
+    assert blocks.max() == 448.0
+    assert not torch.equal(of_tensor, torch.ones(()))
+
+
+def test_a_tensor_of_zeros_has_scales_of_two_levels(matrix: Matrix) -> None:
+    zeros = quantize(torch.zeros(32, 32), Operand(format="fp4_e2m1", granularity="1x16"), low_bit(parse_recipe("nvfp4")))
+    assert not multiply(zeros, zeros, Unit(matrix, "b200", "sm_100"), split=True).any()
+
+
+def test_a_block_that_is_not_finite_shows(matrix: Matrix) -> None:
+    tensor = torch.ones(32, 32)
+    tensor[3, 20] = torch.inf
+    cases: tuple[tuple[str, str, Granularity], ...] = (("nvfp4", "fp4_e2m1", "1x16"), ("mxfp8", "fp8_e4m3", "1x32"))
+    for recipe, name, granularity in cases:
+        spoiled, whole = (quantize(x, Operand(format=name, granularity=granularity), low_bit(parse_recipe(recipe))) for x in (tensor, torch.ones(32, 32)))
+        found = multiply(spoiled, whole, Unit(matrix, "b200", "sm_100"), split=True)
+        assert found[3].isnan().all()
+        assert found[[0, 1, 2, 4]].isfinite().all(), recipe
 
 
 @pytest.mark.parametrize(("name", "recipe", "granularity"), [("hif8", "hif8", "tensor"), ("fp4_e2m1", "mxfp8", "1x32")])
@@ -173,3 +205,11 @@ def test_forward_products_take_the_register_and_gradients_are_promoted(target_of
         session.backward(loss)
         session.step()
     assert seen == [("fp8_e4m3", False), ("fp8_e4m3", False), ("fp8_e5m2", True), ("fp8_e5m2", True)]
+
+
+def test_layers_that_the_library_refuses_are_left_out(target_of: Select) -> None:
+    """nvfp4 has scales of 16, and cuBLASLt wants multiples of 32."""
+    model = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 16))
+    with target_of("b200").prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), "nvfp4") as session:
+        assert [row["action"] for row in session.conversion] == ["converted", "skipped"]
+        assert "not a multiple of 32" in session.conversion[1]["reason"]

@@ -22,10 +22,6 @@ LAYOUTS = frozenset(layout for layouts in SCALING_ROWS.values() for layout in la
 LOW_BIT_CONV = "low-bit recipes convert linear layers; convolutions run in bf16"
 
 
-GROUPED = "the unit adds groups of products exactly under one scale, which no engine here does"
-"""Why products of nvfp4 do not run."""
-
-
 def implementations(unit: Unit) -> list[Implementation]:
     """Return what runs, then what does not, with reasons. The level is the one of the device's row: what is emulated is the device, not its instruction."""
     rows = [row for op in OPS for row in spoken(unit, op)]
@@ -54,10 +50,7 @@ def spoken(unit: Unit, op: str) -> Iterator[Implementation]:
         except BackendError as error:
             yield Implementation(**common, accumulate="none", path="none", reason=error.found)
             continue
-        if arithmetic.exact_group != 1:
-            yield Implementation(**common, accumulate="none", path="none", reason=GROUPED)
-        else:
-            yield Implementation(**common, accumulate=arithmetic.register, path=PATH, level=level)
+        yield Implementation(**common, accumulate=arithmetic.register, path=PATH, level=level)
 
 
 def computes(row: Row) -> bool:

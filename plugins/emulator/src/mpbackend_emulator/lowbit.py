@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -13,7 +14,7 @@ from mpbackend.planning import Plan
 from mpbackend.train.conversion import Make, check_plain, convert_linears
 from mpbackend.train.quantize import Stored
 from mpbackend.train.reference import LowBitLinear
-from mpbackend_emulator.scaled import multiply
+from mpbackend_emulator.scaled import Rule, multiply
 from mpbackend_emulator.unit import Unit
 
 
@@ -55,7 +56,18 @@ def convert(model: nn.Module, plan: Plan, unit: Unit) -> Sequence[Mapping[str, s
     if meaning.dgrad.accumulate != meaning.wgrad.accumulate:
         found = f"accumulate.dgrad is {meaning.dgrad.accumulate} and accumulate.wgrad is {meaning.wgrad.accumulate}"
         raise BackendError(f"{plan.granted} on {plan.device.key}", found=found, remedy="give both the same value")
-    return convert_linears(model, maker(meaning, unit), meaning, by=f"emulated {unit.key}")
+    return convert_linears(model, maker(meaning, unit), meaning, by=f"emulated {unit.key}", multiple=required(meaning, unit))
+
+
+def required(meaning: LowBit, unit: Unit) -> int:
+    """Return what features must be a multiple of: what scales need, and what the device's library needs in any of the three products."""
+    needed = [meaning.multiple]
+    for product in (meaning.forward, meaning.dgrad, meaning.wgrad):
+        rule = Rule(unit=unit, formats=(product.a.format, product.b.format), granularities=(product.a.granularity, product.b.granularity), split=False)
+        row = rule.aligned()
+        if row is not None and row.align is not None:
+            needed += [size for size in (row.align.m, row.align.n, row.align.k) if isinstance(size, int)]
+    return math.lcm(*needed)
 
 
 def maker(meaning: LowBit, unit: Unit) -> Make:

@@ -25,7 +25,7 @@ EPILOGUE = "a bias, and beta * self of addmm, is added in the format of the sums
 AUTOCAST = "autocast is the CPU's: operators that the device's own list treats otherwise are cast as on a CPU, unless sensitive=fp32 pins them"
 SCALES = "scales of tensors and rows multiply the fp32 sums, as one fp32 number for each element"
 BLOCKS = "each block of 128 along K is summed by itself, scaled, and added in fp32"
-MICROSCALES = "a subnormal element has the exponent of its value, where a unit may take that of the smallest normal number"
+MICROSCALES = "scales of blocks are applied inside the unit; of two levels the tensor's multiplies the fp32 sums"
 SATURATION = "an inf or NaN among results becomes the largest finite value or 0 and sets the status register; what a mask places does not"
 LOW_BIT_CASTS = "casts to low-bit formats and their scales are the core's, as in every lowering"
 
@@ -92,7 +92,8 @@ def describe(arithmetic: Arithmetic) -> str:
     if arithmetic.fraction_bits is None:
         text = f"one fused multiply-add after another in {arithmetic.register}"
     else:
-        text = f"steps of {arithmetic.products_per_step} products, aligned to {arithmetic.fraction_bits} fraction bits, "
+        groups = f", groups of {arithmetic.exact_group} added exactly," if arithmetic.exact_group != 1 else ","
+        text = f"steps of {arithmetic.products_per_step} products{groups} aligned to {arithmetic.fraction_bits} fraction bits, "
         text += f"into {arithmetic.register} with {arithmetic.kept_bits} fraction bits, {ROUNDS[arithmetic.register_rounding]}"
     if arithmetic.promotion_interval is not None:
         text += f", joined to an {arithmetic.promoted} sum after every {arithmetic.promotion_interval} products"

@@ -1,7 +1,7 @@
 """Products of scaled low-bit operands in the arithmetic of a device.
 
 Scales of a whole tensor or row are applied to the sums. Scales of blocks along K are applied to the partial sum of each block, which then joins an fp32 sum.
-Microscaling is inside the unit: its scales are powers of two, so the products of a step are those of the scaled elements.
+Scales of blocks of 32 and 16 are applied inside the unit.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
@@ -21,15 +20,17 @@ from mpbackend.errors import BackendError
 from mpbackend.formats import FORMATS
 from mpbackend.granting import SCALING_ROWS
 from mpbackend.numerics.arithmetic import Arithmetic
-from mpbackend.numerics.matmul import mm, sums
+from mpbackend.numerics.matmul import sums
 from mpbackend.numerics.quantize import decode_into
+from mpbackend.numerics.scaled import scaled_mm
 from mpbackend.roles import Granularity
 from mpbackend.train.quantize import Stored
 from mpbackend_emulator.unit import Unit
 
 BLOCK = 128
 OF_BLOCKS = ("1x128", "128x128")
-MICROSCALES = ("1x32", "1x16")
+MX = "1x32"
+MICROSCALES = (MX, "1x16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,9 +141,7 @@ def product(a: Stored, b: Stored, rule: Rule) -> Tensor:
     (m, k), n = a.stored.shape, b.stored.shape[0]
     rule.unit.check_sizes(row, m, n, k)
     if a.granularity in MICROSCALES:
-        # Scaled elements have at most 4 significant bits, so bf16 holds them; of subnormal elements the unit takes the exponent of the smallest normal one.
-        wide = "fp32" if arithmetic.model == "host" else "bf16"
-        return mm(a.dequantized(), b.dequantized().t(), msgspec.structs.replace(arithmetic, a=wide, b=wide))
+        return microscaled(a, b, arithmetic)
     left, right = elements(a), elements(b).t()
     if a.granularity not in OF_BLOCKS:
         total = plain(left, right, arithmetic)
@@ -155,6 +154,27 @@ def product(a: Stored, b: Stored, rule: Rule) -> Tensor:
         part = plain(left[:, start : start + BLOCK], right[start : start + BLOCK], arithmetic)
         total += part * (left_scales[:, index : index + 1] * right_scales[:, index])
     return total
+
+
+def microscaled(a: Stored, b: Stored, arithmetic: Arithmetic) -> Tensor:
+    """Return ``a @ b^T`` where the unit applies the scales of blocks, and what is left of two-level scales multiplies the sums."""
+    (left, left_tensor), (right, right_tensor) = levels(a), levels(b)
+    total = scaled_mm(elements(a), elements(b).t(), left, right.t(), arithmetic)
+    return total if a.granularity == MX else total * (left_tensor * right_tensor)
+
+
+def levels(stored: Stored) -> tuple[Tensor, Tensor]:
+    """Return the scales of blocks, and the scale of the tensor: 1 where there is one level.
+
+    Of two levels the larger is found again from the largest block, whose ue4m3 scale is that format's largest number, see ``mpbackend.lowbit.LowBit``.
+    """
+    inverse = stored.inverse
+    if stored.granularity == MX:
+        return inverse, inverse.new_ones(())
+    largest = torch.nan_to_num(inverse, nan=0.0).amax() if inverse.numel() else inverse.new_zeros(())
+    of_tensor = torch.where(largest > 0, largest / FORMATS["ue4m3"].max, 1.0)
+    blocks = (inverse / of_tensor).to(torch.float8_e4m3fn).float()
+    return torch.where(inverse.isnan(), inverse, blocks), of_tensor
 
 
 @functools.lru_cache(maxsize=64)
