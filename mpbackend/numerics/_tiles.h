@@ -80,6 +80,7 @@ INLINE Floats lanes_step(const float *a, const float *b, Ints top, Floats runnin
 template <int PRODUCTS, Kind KIND>
 static void tile_rows(const Operands &all, const Unit &unit, int64_t first_row, int64_t last_row, int64_t tile, int64_t start, int64_t depth) {
     const bool truncates = unit.rounding == RZ;
+    const Ints zero = (Ints){} + unit.zero_exponent;
     const Ints mask = (Ints){} - (1 << (23 - unit.register_bits));
     const float *b = all.b + (tile * all.depth + start) * TILE;
     const int16_t *b_exp = all.b_exp + (tile * all.depth + start) * TILE;
@@ -104,6 +105,7 @@ static void tile_rows(const Operands &all, const Unit &unit, int64_t first_row, 
                 const Floats before = sums[half];
                 const Ints own = (((Ints)before >> 23) & 255) - 127;
                 Ints top = own > products ? own : products;
+                top = top > zero ? top : zero;
                 Ints beyond = (top < (int)LOWEST) | (top > (int)HIGHEST);
                 top = top & ~beyond;
                 const int64_t at = k0 * TILE + half * LANES;

@@ -161,12 +161,12 @@ def largest_exponents(a_exp, b_exp, tops):
 
 
 @inlined
-def align(tops, tile, fraction_bits):
+def align(tops, tile, fraction_bits, zero_exponent):
     """Write the scale 2^(F - E) of each column, its register as an integer, and whether vectors can do its step; return whether some cannot."""
     rare = np.int32(0)
     for j in range(TILE):
         register = tile[REGISTER + j]
-        top = max(np.int32(tops[j]), ((register >> np.int32(23)) & np.int32(255)) - np.int32(127))
+        top = max(zero_exponent, np.int32(tops[j]), ((register >> np.int32(23)) & np.int32(255)) - np.int32(127))
         beyond = np.int32((top < LOWEST) | (top > HIGHEST))
         scale = (fraction_bits - (np.int32(0) if beyond else top) + np.int32(127)) << np.int32(23)
         tile[SCALE + j] = scale
@@ -234,7 +234,7 @@ def tile_rows(a, a_exp, b, b_exp, running, outer, unit, parts, checks, half):
                 for k0 in range(start, min(start + depth, a.shape[1]), products):
                     end = k0 + products
                     largest_exponents(a_exp[row, k0:end], b_exp[t, k0:end], tops)
-                    rare = align(tops, tile, fraction_bits)
+                    rare = align(tops, tile, fraction_bits, np.int32(unit[2]))
                     rare |= add_products(a[row, k0:end], b[t, k0:end], tile, checks)
                     if rare:
                         for j in range(TILE):
