@@ -157,6 +157,9 @@ def offers(request: Request, role: str, op: str, choice: str, forward: str | Non
         verdict, pair = judge_format(request, op, name, forward or name, accumulate)
         outcome = grant(verdict.level, request.on_unsupported, strict=request.strict)
         reason = verdict.reason
+        if verdict.level == "converted" and request.on_unsupported == "emulate" and request.device.kind == "emulated":
+            outcome = "warned"
+            reason += "; the emulator converts it as the device does"
         if replaced:
             reason += f"; {replaced[0].asked} was refused: {replaced[0].reason}"
         options.append(

@@ -8,6 +8,7 @@ import itertools
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mpbackend.decisions import Decision
@@ -187,3 +188,15 @@ def test_parameters_narrower_than_fp32_without_a_master_lose_updates(name: str) 
 @pytest.mark.parametrize("name", ["fp32", "fp64"])
 def test_wide_parameters_lose_nothing(name: str) -> None:
     assert on(f"bf16:params={name}", "h100").decision("params").grant == "granted"
+
+
+def test_a_converted_product_runs_on_an_emulated_device_that_was_asked_to_emulate() -> None:
+    """On hardware it is refused under every policy: nobody asks for fp16 in the name of fp32. Naming the emulator is asking to see what the device would do."""
+    emulated = msgspec.structs.replace(device_from_matrix(SHIPPED, "ascend-910a"), kind="emulated")
+    for device, policy in ((emulated, "error"), (device_from_matrix(SHIPPED, "ascend-910a"), "emulate")):
+        with pytest.raises(PlanError, match="converted"):
+            plan_recipe(parse_recipe("fp32"), device, SHIPPED, on_unsupported=policy)  # type: ignore[arg-type] # the loop widens the words
+    plan = plan_recipe(parse_recipe("fp32"), emulated, SHIPPED, on_unsupported="emulate")
+    decision = plan.decision("compute.forward", "matmul")
+    assert (decision.granted, decision.level, decision.grant) == ("fp32", "converted", "warned")
+    assert "computed in fp16; the emulator converts it as the device does" in decision.reason

@@ -83,6 +83,25 @@ def test_a_device_with_inf_keeps_it_and_has_no_register(products_of: Make) -> No
     assert target.backend.overflow(target.info) is None
 
 
+def test_fp32_of_a_910a_trains_in_fp16_when_that_is_asked_for() -> None:
+    """A weight of 1e-8 is 0 in fp16, so that its output and its input's gradient are 0."""
+    target = mpbackend.select("emu:ascend-910a")
+    first = nn.Linear(1, 1, bias=False)
+    model = nn.Sequential(first, nn.Linear(1, 1, bias=False))
+    for weight in model.parameters():
+        nn.init.constant_(weight, 1e-8)
+    with target.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0), "fp32", on_unsupported="emulate") as session:
+        assert any("computed in fp16" in text for text in session.plan.warnings)
+        with session.autocast():
+            out = model(torch.ones(1, 1))
+        session.backward(out.sum())
+        assert out.dtype is torch.float32
+        assert out.item() == 0.0
+        assert first.weight.grad is not None
+        assert first.weight.grad.item() == 0.0
+        session.step()
+
+
 def test_dynamic_scaling_backs_off_by_the_register() -> None:
     """The gradient of the product overflows fp16 at the first scales. Nothing is inf or NaN, and yet the steps are skipped until the scale fits."""
     target = mpbackend.select("emu:ascend-910a")
