@@ -1,0 +1,169 @@
+"""Random products that decide between the arithmetics which the queries leave, and that verify the last one bit for bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor
+
+from mpbackend.formats import FORMATS
+from mpbackend.numerics.arithmetic import Arithmetic
+from mpbackend.numerics.matmul import mm
+from mpbackend.numerics.probe_model import ROUNDINGS
+from mpbackend.numerics.probe_rows import Prober
+from mpbackend.numerics.probe_steps import Shape
+from mpbackend.numerics.rounding import round_to
+
+CORNER = 16
+"""Rows and columns of a product that every candidate is compared on; the last one on all."""
+
+SEED = 51109
+FEW_BITS = 2
+"""Fraction bits that every format of an operand keeps."""
+
+Kind = Literal["near", "far", "cancelling", "full", "left", "right", "tiny", "subnormal"]
+OF_SUMS: tuple[Kind, ...] = ("near", "far", "cancelling")
+SUBNORMALS: tuple[Literal["kept", "flushed"], ...] = ("kept", "flushed")
+
+
+class Seen(NamedTuple):
+    """A product of random operands and what the device made of it."""
+
+    left: Tensor
+    right: Tensor
+    result: Tensor
+
+    def differing(self, arithmetic: Arithmetic, corner: int | None = CORNER) -> int:
+        """Return how many elements of a corner, or of all, have other bits in an arithmetic; one NaN is as good as another."""
+        left, right, result = self.left[:corner], self.right[:, :corner], self.result[:corner, :corner]
+        expected = mm(left, right, arithmetic).double()
+        return int((~((expected == result) | (expected.isnan() & result.isnan()))).sum())
+
+
+def operands(kind: Kind, shape: Shape, prober: Prober, a: str, b: str) -> tuple[Tensor, Tensor]:
+    """Return random operands, float64 numbers of the storage formats.
+
+    Args:
+        kind: ``near``, ``far`` and ``cancelling`` have few fraction bits, so that no conversion changes them; ``full`` has all bits of the storage formats,
+            ``left`` and ``right`` on one side only; ``tiny`` has sums below the normal numbers of the result or of the running sum; ``subnormal`` has
+            subnormal operands on either side.
+        shape: M, N and K.
+        prober: says which exponents are in reach.
+        a: storage format of the left operand.
+        b: storage format of the right operand.
+    """
+    m, n, k = shape
+    generator = torch.Generator().manual_seed(SEED)
+
+    def draw(rows: int, columns: int, low: int, high: int, name: str, few: bool) -> Tensor:
+        mantissa = 1 + torch.rand(rows, columns, generator=generator, dtype=torch.float64)
+        if few:
+            mantissa = (mantissa * 2**FEW_BITS).floor() / 2**FEW_BITS
+        exponent = torch.randint(low, high + 1, (rows, columns), generator=generator)
+        sign = torch.randint(0, 2, (rows, columns), generator=generator) * 2.0 - 1
+        return round_to(sign * mantissa * 2.0 ** exponent.double(), name, "rz")
+
+    # A sum of K products stays below the top of fp16.
+    top = (14 - math.ceil(math.log2(k))) // 2
+    few = kind in ("near", "far", "cancelling", "tiny", "subnormal")
+    spread = 2 if kind == "near" else 8
+    lows, highs = [], []
+    for side in (prober.a, prober.b):
+        high = min(side.high, top)
+        lows.append(max(side.low, high - spread))
+        highs.append(high)
+    if kind == "tiny":
+        floor = math.frexp(FORMATS[prober.output].smallest_normal)[1] - 1
+        split = floor // 2
+        lows = [max(prober.a.low, split - 6), max(prober.b.low, floor - split - 6)]
+        highs = [max(lows[0], min(prober.a.high, split + 1)), max(lows[1], min(prober.b.high, floor - split + 1))]
+    left = draw(m, k, lows[0], highs[0], a, few or kind == "right")
+    right = draw(k, n, lows[1], highs[1], b, few or kind == "left")
+    if kind == "cancelling":
+        # The second half takes the first away again, but for a few products.
+        half = k // 2
+        left[:, half : 2 * half] = -left[:, :half]
+        right[half : 2 * half] = right[:half]
+        left = torch.where(torch.rand(m, k, generator=generator) < 0.05, 0.0, left)
+    if kind in ("tiny", "subnormal"):
+        left = torch.where(torch.rand(m, k, generator=generator) < min(1.0, 6 / k), left, 0.0)
+    if kind == "subnormal":
+        right = torch.where(torch.rand(k, n, generator=generator) < 0.5, right, 0.0)
+        for x, name, here, other, far in ((left, a, prober.a, right, prober.b), (right.mT, b, prober.b, left.mT, prober.a)):
+            # The first half of K holds subnormal numbers on the left, the second on the right, with large ones against them.
+            part = slice(0, k // 2) if x is left else slice(k // 2, k)
+            down = here.low - 1 - (math.frexp(x[:, part].abs().max().item())[1] - 1)
+            x[:, part] = round_to((x[:, part] * 2.0**down).contiguous(), name, "rz")
+            up = min(far.high, -here.low) - (math.frexp(other[part].abs().max().item())[1] - 1)
+            other[part] = other[part] * 2.0**up
+    return left, right
+
+
+def see(kind: Kind, shape: Shape, prober: Prober, a: str, b: str) -> Seen:
+    """Return a random product of the device."""
+    left, right = operands(kind, shape, prober, a, b)
+    return Seen(left, right, prober.matrix(left, right))
+
+
+def matching(candidates: Iterable[Arithmetic], seen: Sequence[Seen]) -> list[Arithmetic]:
+    """Return the arithmetics that give all bits of the corners of random products."""
+    return [candidate for candidate in candidates if not any(entry.differing(candidate) for entry in seen)]
+
+
+def widened(candidates: Sequence[Arithmetic], **values: Sequence[Any]) -> list[Arithmetic]:
+    """Return every candidate with every combination of other values of fields."""
+    found = list(candidates)
+    for name, options in values.items():
+        found = [msgspec.structs.replace(candidate, **{name: option}) for candidate in found for option in options]
+    return found
+
+
+def operand_formats(storage: str, claimed: str) -> list[str]:
+    """Return the formats that numbers of a storage format may be converted to, the claimed one first; of those with equal values one."""
+    names = [claimed, storage, *(("tf32", "hf32_e8m11", "bf16", "fp16") if storage == "fp32" else ())]
+    kept: dict[tuple[int, int], str] = {}
+    for name in names:
+        kept.setdefault((FORMATS[name].exponent_bits, FORMATS[name].mantissa_bits), name)
+    return list(kept.values())
+
+
+def converted(candidates: Sequence[Arithmetic], shape: Shape, prober: Prober, storages: tuple[str, str]) -> list[Arithmetic]:
+    """Return candidates with the formats and the rounding that operands are converted to, and what becomes of subnormal ones.
+
+    Args:
+        candidates: arithmetics whose sums are known; their operands' formats are the claimed ones.
+        shape: M, N and K.
+        prober: the device.
+        storages: formats that the operands are stored in.
+    """
+    first = candidates[0]
+    left, right = (see(kind, shape, prober, *storages) for kind in ("left", "right"))
+    # The first stands for all: operands with few bits did not tell them apart, and one side at a time is converted.
+    lefts = matching(widened([first], a=operand_formats(storages[0], first.a), operand_rounding=ROUNDINGS), [left])
+    rights = matching(widened([first], b=operand_formats(storages[1], first.b), operand_rounding=ROUNDINGS), [right])
+    pairs = {(x.a, y.b, x.operand_rounding) for x in lefts for y in rights if x.operand_rounding == y.operand_rounding}
+    full, subnormal = (see(kind, shape, prober, *storages) for kind in ("full", "subnormal"))
+    found = [msgspec.structs.replace(first, a=a, b=b, operand_rounding=rounding) for a, b, rounding in sorted(pairs)]
+    found = matching(widened(matching(found, [full]), operand_subnormals=SUBNORMALS), [subnormal])
+    fields = ("a", "b", "operand_rounding", "operand_subnormals")
+    options = [{name: getattr(entry, name) for name in fields} for entry in found]
+    return [msgspec.structs.replace(candidate, **option) for candidate in candidates for option in options]
+
+
+def finished(candidates: Sequence[Arithmetic], shape: Shape, prober: Prober, storages: tuple[str, str]) -> list[Arithmetic]:
+    """Return candidates with what becomes of tiny sums and of subnormal results."""
+    tiny = [see("tiny", shape, prober, *storages)]
+    found = []
+    for candidate in candidates:
+        floor = 1 - FORMATS[candidate.register].bias
+        lowest = [None] if candidate.fraction_bits is None else [None, *range(floor - 16, floor + 1)]
+        plain = matching(widened([candidate], output_subnormals=SUBNORMALS), tiny)
+        found += matching(widened(plain or [candidate], zero_exponent=lowest, output_subnormals=SUBNORMALS), tiny)
+    return found
+
+
+Check = Callable[[Sequence[Arithmetic]], list[Arithmetic]]
