@@ -32,7 +32,7 @@ LOW_BIT_CASTS = "casts to low-bit formats and their scales are the core's, as in
 
 def notes(unit: Unit, plan: Plan) -> tuple[str, ...]:
     """Return what a plan on an emulated device does not say, a sentence each."""
-    found = [f"{unit.key} is emulated on this machine's processor: nothing here was measured on the device"]
+    found = ["emulated on this machine's processor: nothing here was measured on the device"]
     found += sum_notes(unit, plan)
     found += [CONVOLUTION, EPILOGUE]
     if is_low_bit_recipe(plan.effective):
