@@ -34,15 +34,12 @@ def sums(subject: Subject, running: Running, name: str, k: int) -> Answer:
     """
     rows = losing(k)
     magnitude = torch.where(rows.abs() < 2.0**-13, 2.0**-7, rows.abs())  # 2^-14 = 2^-7 * 2^-7 in every format
-    a, b = magnitude * rows.sign(), torch.ones(k, len(rows), dtype=torch.float64)
-    claim, gap = claim_for(subject, running.plan), 0.0
-    for row in range(len(rows)):
-        column = torch.where(rows[row].abs() < 2.0**-13, 2.0**-7, 1.0)
-        b[:, row] = column
+    a, b = magnitude * rows.sign(), torch.where(rows.abs() < 2.0**-13, 2.0**-7, 1.0).double().T.contiguous()
+    claim = claim_for(subject, running.plan)
     exact, weight = (a @ b).diagonal(), (a.abs() @ b.abs()).diagonal()
     with running.forward():
         found = torch.matmul(placed(a, name, subject.place), placed(b, name, subject.place)).diagonal()
-    gap = gap_of(found, exact, distance_bound(exact, weight, claim, k, name))
+    gap = gap_of(found, exact, distance_bound(exact, weight, claim, k, name, fits=True))
     claimed = f"{claim.kept_bits + 1} bits, {claim.source or claim.register}"
     if gap > 1:
         return fault(f"sums of {k} products are {gap:.3g} bounds of the claimed {claimed} away from fp64", gap=gap, claim=claimed)

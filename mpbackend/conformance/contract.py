@@ -20,6 +20,7 @@ from mpbackend.inquiry import ask_address, ask_devices, ask_implementations, dev
 DATA = ("name", "device_types", "autocast_key")
 """Members that are no methods."""
 
+HOST = "cpu"
 NOWHERE = "no-such-device"
 
 
@@ -72,8 +73,8 @@ def check_device_tells_its_kind(subject: Subject) -> Answer:
     made = torch.empty(1, device=subject.place)
     if made.device.type != subject.device.type:
         return fault(f"tensors on {subject.place} are on {made.device}")
-    alone = subject.device.arch in subject.matrix.archs and subject.matrix.family_of(subject.device.arch)
-    if subject.device.type == "cpu" and subject.device.kind == "hardware" and alone not in ("", False, "cpu"):
+    known = subject.device.arch in subject.matrix.archs
+    if known and subject.matrix.family_of(subject.device.arch) != HOST and subject.device.type == HOST and subject.device.kind == "hardware":
         return fault(f"{subject.device.key} is computed on the host, and its kind says hardware")
     return fine(kind=subject.device.kind)
 

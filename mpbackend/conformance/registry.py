@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from mpbackend.conformance import accumulators, contract, matmuls
+from mpbackend.conformance import accumulators, attention, contract, convolutions, matmuls, sensitive
 from mpbackend.conformance.answer import Answer
 from mpbackend.conformance.subject import Subject
 
@@ -46,7 +46,12 @@ THEMES: Mapping[str, tuple[CheckFunction, ...]] = {
         matmuls.check_transposed_matmul,
         matmuls.check_linear,
         matmuls.check_matmul_gradients,
+        convolutions.check_convolution,
+        convolutions.check_convolution_gradients,
+        attention.check_attention,
+        attention.check_attention_gradients,
     ),
+    "sensitive operators": (sensitive.check_layer_norm, sensitive.check_softmax, sensitive.check_cross_entropy),
     "sums": (accumulators.check_accumulate_short, accumulators.check_accumulate_long),
 }
 """The checks by theme, in the order in which they run."""

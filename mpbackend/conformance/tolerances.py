@@ -58,24 +58,31 @@ def nominal(subject: Subject, decision: Decision) -> Arithmetic:
     return msgspec.convert({"a": decision.pair[0], "b": decision.pair[1], "model": "host", "register": named, "output": named}, Arithmetic)
 
 
-def distance_bound(exact: Tensor, weight: Tensor, claim: Arithmetic, k: int, output: str, extra: int = 0) -> Tensor:
+def distance_bound(exact: Tensor, weight: Tensor, claim: Arithmetic, k: int, stored: str, *, extra: int = 0, fits: bool = False) -> Tensor:
     """Return how far each element of a product may lie from the exact one.
 
     Args:
         exact: the exact product in fp64, any shape.
-        weight: its weight, the product of the magnitudes of the operands, same shape; operands are values of the claim's formats.
+        weight: its weight, the product of the magnitudes of the operands, same shape.
         claim: the unit; its sums are in ``claim.register``.
         k: products of one sum.
-        output: format of the result.
+        stored: format of the tensors: of both operands and of the result.
         extra: roundings of further additions in the format of the register, such as that of a bias or of a split of K.
+        fits: whether the operands are values of the unit's format, where that is narrower than ``stored``.
 
     Returns:
         fp64 distances, shape of ``exact``. The error of the sums is ``product_bound``; the rounding of the result adds half a unit in its last place.
     """
-    inner = product_bound(msgspec.structs.replace(claim, output=register_of(claim)), k)
-    distance = inner.relative * weight + inner.absolute
+    distance = sum_distance(weight, claim, k, stored, fits=fits)
     distance = distance + extra * roundoff(FORMATS[claim.register].mantissa_bits, "rne") * (weight + distance)
-    return rounded(exact, distance, output)
+    return rounded(exact, distance, stored)
+
+
+def sum_distance(weight: Tensor, claim: Arithmetic, k: int, stored: str, *, fits: bool = False) -> Tensor:
+    """Return how far the sum of each element may lie from the exact one before the result is rounded; see ``distance_bound``."""
+    converted = not fits and FORMATS[claim.a].mantissa_bits < FORMATS[stored].mantissa_bits
+    inner = product_bound(msgspec.structs.replace(claim, output=register_of(claim)), k, converted=converted)
+    return inner.relative * weight + inner.absolute
 
 
 def register_of(claim: Arithmetic) -> str:
