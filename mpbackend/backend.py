@@ -123,6 +123,8 @@ class Backend(Protocol):
     It may have ``notes(plan) -> Sequence[str]``: sentences about what a plan does on it that no decision says, such as what an emulator leaves to the host.
     They stand in the plan and the record. It is asked when a plan is made, and imports no torch.
 
+    It may have ``families``: the ``family`` of the matrix files whose devices it runs, so that one that is not here can be audited under its operator policy.
+
     And it may have ``product(device, format) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]``, for probes. What it returns multiplies fp64 matrices
     (M, K) and (K, N) in main memory, which hold values of the format, as the device multiplies tensors of that format, and gives the result in fp64 there.
     It raises ``UnknownNameError`` for a format that it does not multiply.

@@ -34,6 +34,7 @@ class AscendBackend:
 
     name = discovery.BACKEND
     device_types: Sequence[str] = (discovery.DEVICE_TYPE,)
+    families: Sequence[str] = ("ascend",)
     autocast_key = "AutocastPrivateUse1"
 
     def __init__(self) -> None:

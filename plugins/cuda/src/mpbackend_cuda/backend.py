@@ -33,6 +33,7 @@ class CudaBackend:
 
     name = discovery.BACKEND
     device_types: Sequence[str] = ("cuda",)
+    families: Sequence[str] = ("nvidia",)
     autocast_key = "AutocastCUDA"
 
     def __init__(self) -> None:
