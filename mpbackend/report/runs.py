@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from mpbackend.decisions import Decision
-from mpbackend.observe.record import Recorded, StepRow, from_number
+from mpbackend.observe.record import ClassReading, Recorded, StepRow, from_number
 from mpbackend.report.view import Column, Listing, Report, Table, size_text
 
 TAIL = 10
@@ -17,6 +17,8 @@ WARM_UP = 5
 """Steps at the start that the step time leaves out."""
 
 NOT_OBSERVED = "not observed"
+UNREAD = ClassReading(asked="not recorded")
+"""What stands for a class that a record does not have."""
 
 
 def runs_report(runs: Sequence[Recorded]) -> Report:
@@ -42,9 +44,10 @@ def run_lines(runs: Sequence[Recorded]) -> dict[str, list[str]]:
         "step time, median ms": [step_time(run.steps) for run in runs],
         peak_label(runs): [memory_cell(run) for run in runs],
     }
-    for name in runs[0].record.classes if runs else ():
-        lines[f"{name}, asked"] = [run.record.classes[name].asked for run in runs]
-        lines[f"{name}, observed"] = [formats_cell(run.record.classes[name].observed) for run in runs]
+    for name in dict.fromkeys(name for run in runs for name in run.record.classes):
+        readings = [run.record.classes.get(name, UNREAD) for run in runs]
+        lines[f"{name}, asked"] = [reading.asked for reading in readings]
+        lines[f"{name}, observed"] = [formats_cell(reading.observed) for reading in readings]
     return lines
 
 
@@ -85,7 +88,15 @@ def percent(share: float) -> str:
 def tail_mean(steps: Sequence[StepRow], field: str) -> str:
     """Return the mean of a field over the last taken steps, four digits; what JSON calls a non-finite number stays in words."""
     values = [getattr(row, field) for row in steps if row.stepped and getattr(row, field) is not None][-TAIL:]
-    return f"{statistics.fmean(from_number(value) for value in values):.4f}" if values else NOT_OBSERVED
+    return f"{mean([from_number(value) for value in values]):.4f}" if values else NOT_OBSERVED
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean; NaN where infinities of both signs or sums beyond the range leave none."""
+    try:
+        return statistics.fmean(values)
+    except (OverflowError, ValueError):
+        return math.nan
 
 
 def scale_cell(run: Recorded) -> str:
@@ -93,7 +104,9 @@ def scale_cell(run: Recorded) -> str:
     decision = granted(run, "loss_scale.mode")
     if decision is None or decision.granted == "none" or not run.steps:
         return "none"
-    return f"2^{round(math.log2(run.steps[-1].scale))}"
+    scale = run.steps[-1].scale
+    exponent = math.log2(scale) if scale > 0 else math.nan
+    return f"2^{exponent:.0f}" if exponent.is_integer() else f"{scale:g}"
 
 
 def step_time(steps: Sequence[StepRow]) -> str:

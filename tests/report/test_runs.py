@@ -89,3 +89,21 @@ def test_mixed_formats_are_listed_by_share() -> None:
 def test_the_table_fits(width: int) -> None:
     text = terminal.render(runs_report([recorded(name) for name in ("fp32", "bf16", "fp16")]), width)
     assert max(map(len, text.splitlines())) <= width
+
+
+def test_runs_with_unlike_classes_stand_side_by_side() -> None:
+    lines = run_lines([recorded(), recorded(classes={"gradients": ClassReading(asked="bf16")})])
+    assert lines["parameters, asked"] == ["fp32", "not recorded"]
+    assert lines["gradients, asked"] == ["not recorded", "bf16"]
+
+
+@pytest.mark.parametrize(("losses", "shown"), [([1e308, 1e308], "nan"), (["inf", "-inf"], "nan"), (["inf", 1.0], "inf")])
+def test_a_mean_beyond_the_range_is_no_error(losses: Sequence[float | str], shown: str) -> None:
+    assert run_lines([recorded(steps=rows(losses))])["loss, mean of last 10"] == [shown]
+
+
+@pytest.mark.parametrize(("scale", "shown"), [(65536.0, "2^16"), (0.5, "2^-1"), (3.0, "3"), (0.0, "0"), (-2.0, "-2")])
+def test_a_scale_is_shown_as_it_is(scale: float, shown: str) -> None:
+    dynamic = Decision(role="loss_scale.mode", asked="dynamic", granted="dynamic", level="storage", reason="")
+    steps = (StepRow(step=1, scale=scale, stepped=True),)
+    assert run_lines([recorded(steps=steps, plan=(dynamic,))])["loss scale, last"] == [shown]
