@@ -35,6 +35,8 @@ PURE: tuple[tuple[str, ...], ...] = (
     ("numerics.*",),
     ("observe.record",),
     ("observe.record_writer",),
+    ("observe.audit_document",),
+    ("observe.audit_diff", "observe.audit_target", "observe.ledger"),
     ("conformance.answer", "conformance.evidence"),
     ("conformance.parity",),
     ("comparison.distributions",),
@@ -43,6 +45,10 @@ PURE: tuple[tuple[str, ...], ...] = (
     ("report.*",),
     ("report.difference", "report.recipes"),
     ("report.html",),
+    ("report.charts",),
+    ("report.curves", "report.differing", "report.markup"),
+    ("report.comparison_page",),
+    ("report.index_page",),
 )
 """Groups from left to right. Modules of one group do not import each other; ``package.*`` stands for every module of the package not named elsewhere."""
 
@@ -57,7 +63,9 @@ WITH_TORCH: tuple[tuple[str, ...], ...] = (
     ("observe.memory",),
     ("observe.flops",),
     ("observe.audit",),
-    ("observe.classes",),
+    ("observe.audit_fallback", "observe.audit_modules", "observe.audit_rules", "observe.audit_workload", "observe.classes"),
+    ("observe.audit_observer",),
+    ("observe.audit_summary",),
     ("train.*",),
     (
         "train.content",
@@ -77,6 +85,9 @@ WITH_TORCH: tuple[tuple[str, ...], ...] = (
     ("train.recording", "train.session_record"),
     ("train.session",),
     ("target",),
+    ("observe.fake_attention", "observe.fake_device", "observe.portability", "observe.stand_in"),
+    ("observe.audit_run",),
+    ("observe.fake_run",),
     ("conformance.lowering",),
     ("conformance.streams",),
     ("conformance.scales",),
