@@ -121,13 +121,22 @@ class Observer(TorchDispatchMode):
         if op.composite:
             with self:
                 return func.decompose(*args, **kwargs)
-        out = func(*args, **kwargs)
+        out = self._call(func, op, args, kwargs)
         if not op.ignored:
             self._record(func, op, args, kwargs, out)
         return out
 
-    def _record(self, func: Any, op: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
-        phase = self._phase or ("forward" if torch._C._current_graph_task_id() == -1 else "backward")
+    def _call(self, func: Any, op: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return func(*args, **kwargs)
+
+    @property
+    def present_phase(self) -> Phase:
+        """The phase of an operation that runs now."""
+        return self._phase or ("forward" if torch._C._current_graph_task_id() == -1 else "backward")
+
+    def _record(self, func: Any, op: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> tuple[int, tuple[torch.dtype, ...]]:
+        """Count a call; returns its FLOPs and the formats of the operands of its product."""
+        phase = self.present_phase
         flops = 0
         operands: tuple[torch.dtype, ...] = ()
         if op.flops is not None:
@@ -148,6 +157,7 @@ class Observer(TorchDispatchMode):
         elif op.base == "_foreach_copy_":
             for target, source in zip(args[0], args[1], strict=True):
                 self._cast(phase, source, target)
+        return flops, operands
 
     def _cast(self, phase: Phase, source: torch.Tensor, target: torch.Tensor) -> None:
         if source.dtype != target.dtype:

@@ -1,0 +1,158 @@
+"""The process of an audit for a device that is not there: reads a request, defines the device, runs the workload without memory, writes the answer."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from mpbackend.backend import Backend
+from mpbackend.device import Device, device_from_matrix
+from mpbackend.errors import BackendError, MpbackendError, describe
+from mpbackend.observe.audit_document import AuditDocument
+from mpbackend.observe.audit_run import audit_workload
+from mpbackend.observe.audit_target import Answer, Request
+from mpbackend.observe.audit_workload import find_build
+from mpbackend.observe.fake_attention import route_attention
+from mpbackend.observe.fake_device import AutocastPolicy, define_device
+from mpbackend.observe.stand_in import StandIn, runnable
+from mpbackend.plugins import Plugins, load_plugins
+from mpbackend.selection import plan as plan_for
+from mpbackend.target import Target
+
+KNOWN_TO_TORCH = "target"
+"""Device type of a stand-in whose own type torch knows already, and so does not let a process define."""
+
+
+def owner_of(device: Device, plugins: Plugins) -> Backend:
+    """Return the backend that runs devices of this kind.
+
+    Raises:
+        BackendError: no installed plugin says that it does.
+    """
+    matrix = plugins.matrix()
+    family = matrix.family_of(device.arch)
+    for backend in plugins.backends.values():
+        if family in getattr(backend, "families", ()):
+            return backend
+    raise BackendError(
+        f"audit for {device.key}", found=f"no installed plugin says that it runs {family} devices", remedy="install it: its operator policy is needed"
+    )
+
+
+class Numbers:
+    """Answers for reads of the device: finite, or infinite on the path of an overflow."""
+
+    def __init__(self) -> None:
+        self.overflow = False
+
+    def __call__(self, tensor: torch.Tensor) -> Any:
+        """Return a number of the tensor's kind."""
+        if tensor.dtype is torch.bool:
+            return True
+        if not tensor.dtype.is_floating_point:
+            return 1
+        return float("inf") if self.overflow else 1.0
+
+
+def audit_here(request: Request) -> AuditDocument:
+    """Audit in this process, whose device type the target becomes.
+
+    Args:
+        request: what is asked.
+    """
+    plugins = load_plugins()
+    matrix = plugins.matrix()
+    model = device_from_matrix(matrix, request.device)
+    backend = owner_of(model, plugins)
+    made = plan_for(request.recipe, model, plugins=plugins, on_unsupported=request.on_unsupported)
+    kind = next(iter(backend.device_types), "")
+    name = kind if kind and not known(kind) else KNOWN_TO_TORCH
+    key = define_device(name)
+    device = msgspec.structs.replace(model, backend=backend.name, type=name, index=0, kind="simulated", usable=True, cause="", remedy="")
+    policy = backend.op_policy(model)
+    banned: dict[str, None] = {}
+    kernels = (AutocastPolicy(name, key, policy, banned.setdefault), route_attention(key))  # stand as long as these are held
+    overflow = matrix.overflow(model.arch)
+    stand_in = StandIn(device, key, policy, saturates=overflow is not None and overflow.mode == "saturating" and overflow.status_register is True)
+    with fake_tensors():
+        target = Target(stand_in, device, plugins)
+        audit = audit_workload(
+            find_build(request.workload),
+            target,
+            runnable(made, device),
+            name=request.workload,
+            basis="fake",
+            answers=Numbers(),
+            banned=banned,
+        )
+    del kernels
+    return audit
+
+
+def known(device_type: str) -> bool:
+    """Tell whether torch has a device type of this name already."""
+    try:
+        torch.device(device_type)
+    except RuntimeError:
+        return False
+    return True
+
+
+@contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Make tensors without memory inside; a module that is moved gets new parameters, since those of its kind cannot be swapped."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    original = torch.nn.Module._apply
+    moved: dict[int, tuple[Any, torch.Tensor, torch.nn.Parameter]] = {}
+
+    def apply(self: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
+        if recurse:
+            for child in self.children():
+                child._apply(fn)
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                if parameter is None:
+                    continue
+                kept = moved.get(id(parameter))
+                if kept is None or kept[0] is not fn or kept[1] is not parameter:
+                    made = fn(parameter)
+                    new = parameter if made is parameter else torch.nn.Parameter(made, parameter.requires_grad)
+                    kept = moved[id(parameter)] = (fn, parameter, new)
+                self._parameters[name] = kept[2]
+            for name, buffer in self._buffers.items():
+                if buffer is not None:
+                    self._buffers[name] = fn(buffer)
+        return self
+
+    torch.nn.Module._apply = apply  # type: ignore[method-assign] # this process does nothing else
+    try:
+        with FakeTensorMode(allow_fallback_kernels=False):
+            yield
+    finally:
+        torch.nn.Module._apply = original  # type: ignore[method-assign]
+
+
+def main() -> None:
+    """Read a request, write an answer."""
+    asked, answered = map(Path, sys.argv[1:3])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            answer = Answer(audit=audit_here(msgspec.json.decode(asked.read_bytes(), type=Request)))
+        except MpbackendError as error:
+            answer = Answer(error=str(error))
+        except Exception as error:  # noqa: BLE001 - whatever a workload raises is told to the process that asked
+            answer = Answer(error=describe(error))
+    answered.write_bytes(msgspec.json.encode(answer))
+
+
+if __name__ == "__main__":
+    main()
