@@ -14,11 +14,13 @@ class Answer(NamedTuple):
     Attributes:
         fault: what is wrong; empty when nothing is.
         skip: why there was nothing to check; empty when there was.
+        note: why some cases were left out; empty when none was.
         figures: what was measured.
     """
 
     fault: str = ""
     skip: str = ""
+    note: str = ""
     figures: Mapping[str, FigureValue] = {}
 
 
@@ -52,12 +54,11 @@ def judged(gap: float, what: str, **figures: FigureValue) -> Answer:
 def together(answers: Mapping[str, Answer]) -> Answer:
     """Return one answer for several cases: every fault, every figure under the name of its case; a skip only where all were skipped."""
     faults = [f"{name}: {answer.fault}" for name, answer in answers.items() if answer.fault]
-    skips = [f"{name}: {answer.skip}" for name, answer in answers.items() if answer.skip]
+    skips = [f"{name}: {text}" for name, answer in answers.items() if (text := answer.skip or answer.note)]
     figures = {f"{name} {figure}": value for name, answer in answers.items() for figure, value in answer.figures.items()}
-    skipped = [f"{name} skipped" for name, answer in answers.items() if answer.skip]
-    if answers and len(skips) == len(answers):
+    if answers and all(answer.skip for answer in answers.values()):
         return Answer(skip="; ".join(skips))
-    return Answer(fault="; ".join(faults), figures={**figures, **{label: answers[label.removesuffix(" skipped")].skip for label in skipped}})
+    return Answer(fault="; ".join(faults), note="; ".join(skips), figures=figures)
 
 
 def named(figures: Mapping[str, FigureValue]) -> dict[str, FigureValue]:

@@ -121,13 +121,19 @@ def operands(name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return q, k, v, g
 
 
+def attend(*operands: Tensor) -> Tensor:
+    """Return the fused attention of queries, keys and values."""
+    q, k, v = operands
+    return functional.scaled_dot_product_attention(q, k, v)
+
+
 def check_attention(subject: Subject) -> Answer:
     """Fused attention lies within the derived distance of fp64, and its output has the format of the recipe."""
 
     def judge(running: Running, name: str) -> Answer:
         q, k, v, _ = operands(name)
         with running.forward():
-            found = functional.scaled_dot_product_attention(*(placed(x, name, subject.place) for x in (q, k, v)))
+            found = attend(*(placed(x, name, subject.place) for x in (q, k, v)))
         if found.dtype is not DTYPES[name]:
             return fault(f"the output is in {found.dtype}, not in {name}")
         exact, distance = Exact(q, k, v, claim_for(subject, running.plan), name).output()
@@ -143,7 +149,7 @@ def check_attention_gradients(subject: Subject) -> Answer:
         q, k, v, g = operands(name)
         inputs = {label: placed(x, name, subject.place, grad=True) for label, x in (("dq", q), ("dk", k), ("dv", v))}
         with running.forward():
-            out = functional.scaled_dot_product_attention(*inputs.values())
+            out = attend(*inputs.values())
         with running.backward():
             out.backward(placed(g, name, subject.place))
         gaps: dict[str, float] = {}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -23,10 +23,9 @@ class Window(NamedTuple):
     padding: int = 0
     groups: int = 1
 
-    @property
-    def options(self) -> dict[str, int]:
-        """Return the arguments of the operator."""
-        return {"stride": self.stride, "padding": self.padding, "groups": self.groups}
+    def convolve(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return the convolution."""
+        return functional.conv2d(x, weight, stride=self.stride, padding=self.padding, groups=self.groups)
 
     @property
     def products(self) -> int:
@@ -51,10 +50,10 @@ def check_convolution(subject: Subject) -> Answer:
         for case, window in enumerate(WINDOWS):
             x, weight = normal(window.x, name, case), normal(window.weight, name, 100 + case)
             with running.forward():
-                found = functional.conv2d(placed(x, name, subject.place), placed(weight, name, subject.place), **window.options)
+                found = window.convolve(placed(x, name, subject.place), placed(weight, name, subject.place))
             if found.dtype is not DTYPES[name]:
                 return fault(f"the result is in {found.dtype}, not in {name}")
-            exact, size = (functional.conv2d(*operands, **window.options) for operands in ((x, weight), (x.abs(), weight.abs())))
+            exact, size = window.convolve(x, weight), window.convolve(x.abs(), weight.abs())
             gap = max(gap, gap_of(found, exact, distance_bound(exact, size, claim, window.products, name)))
         return judged(gap, "the convolution")
 
@@ -70,7 +69,7 @@ def check_convolution_gradients(subject: Subject) -> Answer:
             x, weight = normal(window.x, name, 10 + case), normal(window.weight, name, 110 + case)
             left, right = placed(x, name, subject.place, grad=True), placed(weight, name, subject.place, grad=True)
             with running.forward():
-                out = functional.conv2d(left, right, **window.options)
+                out = window.convolve(left, right)
             g = normal(tuple(out.shape), name, 210 + case)
             with running.backward():
                 out.backward(placed(g, name, subject.place))
@@ -87,7 +86,8 @@ def check_convolution_gradients(subject: Subject) -> Answer:
 
 def gradients(x: Tensor, weight: Tensor, g: Tensor, window: Window) -> tuple[Tensor, Tensor]:
     """Return the gradients of input and weight in fp64."""
-    module: Any = torch.nn.grad
-    dgrad: Tensor = module.conv2d_input(x.shape, weight, g, **window.options)
-    wgrad: Tensor = module.conv2d_weight(x, weight.shape, g, **window.options)
+    module: Any = importlib.import_module("torch.nn.grad")  # not annotated
+    options = {"stride": window.stride, "padding": window.padding, "groups": window.groups}
+    dgrad: Tensor = module.conv2d_input(x.shape, weight, g, **options)
+    wgrad: Tensor = module.conv2d_weight(x, weight.shape, g, **options)
     return dgrad, wgrad

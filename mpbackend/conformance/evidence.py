@@ -32,7 +32,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         check: name of the check.
         theme: what it is about.
         outcome: passed; failed; expected, where a failure was announced with its reason; skipped, where nothing that the check is about runs on the device.
-        detail: what is wrong, why it was expected, or why it was skipped.
+        detail: what is wrong, why it was expected, why it was skipped, or which cases of a check that passed were.
         figures: what was measured, by name.
     """
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from mpbackend.conformance import accumulators, attention, contract, convolutions, matmuls, sensitive
+from mpbackend.conformance import accumulators, attention, casts, contract, convolutions, fences, matmuls, overflows, policies, sensitive
 from mpbackend.conformance.answer import Answer
 from mpbackend.conformance.subject import Subject
 
@@ -40,6 +40,7 @@ THEMES: Mapping[str, tuple[CheckFunction, ...]] = {
         contract.check_environment,
         contract.check_collective_formats,
     ),
+    "casts": (casts.check_cast_rounding, casts.check_casts_back, casts.check_low_bit_casts),
     "products": (
         matmuls.check_matmul,
         matmuls.check_batched_matmul,
@@ -53,6 +54,23 @@ THEMES: Mapping[str, tuple[CheckFunction, ...]] = {
     ),
     "sensitive operators": (sensitive.check_layer_norm, sensitive.check_softmax, sensitive.check_cross_entropy),
     "sums": (accumulators.check_accumulate_short, accumulators.check_accumulate_long),
+    "policy": (
+        policies.check_policy_names,
+        policies.check_policy_is_dispatched,
+        policies.check_products_are_lowered,
+        policies.check_sensitive_operators,
+        policies.check_fp32_turns_autocast_off,
+        policies.check_autocast_in_threads,
+    ),
+    "fence": (
+        fences.check_switches_read_back,
+        fences.check_switch_refuses_nonsense,
+        fences.check_plans_set_known_switches,
+        fences.check_session_restores_switches,
+        fences.check_fp32_products_keep_their_bits,
+        fences.check_switches_do_what_the_matrix_says,
+    ),
+    "overflow": (overflows.check_overflow_shows, overflows.check_nan_shows, overflows.check_overflow_is_forgotten),
 }
 """The checks by theme, in the order in which they run."""
 

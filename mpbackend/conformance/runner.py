@@ -100,7 +100,7 @@ def conclude(name: str, check: Check, answer: Answer, expected: str) -> Result:
         expected: why it was expected to fail; empty when it was not.
     """
     outcome: Outcome = "passed"
-    detail = ""
+    detail = answer.note
     if answer.fault:
         outcome, detail = ("expected", f"{expected} ({answer.fault})") if expected else ("failed", answer.fault)
     elif expected:

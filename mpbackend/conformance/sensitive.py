@@ -31,7 +31,8 @@ def check_layer_norm(subject: Subject) -> Answer:
         x = (normal((ROWS, WIDTH), name, 1) + 2).to(DTYPES[name]).double()
         weight, bias = normal((WIDTH,), "fp32", 2), normal((WIDTH,), "fp32", 3)
         with running.forward():
-            found = functional.layer_norm(placed(x, name, subject.place), (WIDTH,), *(placed(p, "fp32", subject.place) for p in (weight, bias)), EPSILON)
+            scale, shift = (placed(parameter, "fp32", subject.place) for parameter in (weight, bias))
+            found = functional.layer_norm(placed(x, name, subject.place), (WIDTH,), scale, shift, EPSILON)
         if found.dtype is not torch.float32:
             return fault(f"the result is in {found.dtype}, and the recipe pins it to fp32")
         exact = functional.layer_norm(x, (WIDTH,), weight, bias, EPSILON)
