@@ -17,6 +17,7 @@ _EXPORTS = {
     "PlanError": "errors",
     "SessionError": "errors",
     "UnknownNameError": "errors",
+    "Comparison": "comparison.verdict",
     "Device": "device",
     "Plan": "planning",
     "Recipe": "recipe",
@@ -24,6 +25,7 @@ _EXPORTS = {
     "Session": "train.session",
     "StepResult": "train.step",
     "Target": "target",
+    "compare": "comparison.verdict",
     "hookimpl": "hookspecs",
     "load_matrix": "matrix",
     "load_plugins": "plugins",
@@ -36,6 +38,7 @@ _EXPORTS = {
 
 __all__ = [
     "BackendError",
+    "Comparison",
     "Device",
     "DocumentError",
     "MpbackendError",
@@ -49,6 +52,7 @@ __all__ = [
     "Target",
     "UnknownNameError",
     "__version__",
+    "compare",
     "hookimpl",
     "load_matrix",
     "load_plugins",
@@ -60,6 +64,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from mpbackend.comparison.verdict import Comparison, compare
     from mpbackend.device import Device
     from mpbackend.errors import BackendError, DocumentError, MpbackendError, PlanError, SessionError, UnknownNameError
     from mpbackend.formats import parse_format

@@ -25,7 +25,7 @@ from mpbackend.comparison.readings import (
     tokens_text,
     torch_version,
 )
-from mpbackend.comparison.runs import ComparedRun, Matched, distinct, number
+from mpbackend.comparison.runs import ComparedRun, Matched, digits, distinct, number
 
 Question = Literal["vendor", "recipe"]
 """``vendor``: the same recipe, on devices that may differ. ``recipe``: the same device, under recipes that may differ."""
@@ -229,7 +229,7 @@ READINGS = (
     Reading("clipping and averaging", settings("clip_norm", "clip_value", "average"), True, True),
     Reading("optimizers", setting("optimizers"), True, True),
     Reading("torch", torch_version, False, True, "another version is another cause than the recipe"),
-    Reading("steps", lambda run: str(run.last_step), False, False, "runs of unequal length are compared at the last step that both have"),
+    Reading("steps", lambda run: digits(run.last_step), False, False, "runs of unequal length are compared at the last step that both have"),
     Reading("micro-batches", setting("micro_batches"), False, False, "they change the order of sums; the effective batch decides"),
     Reading("schedulers", setting("schedulers"), False, False, "the learning rates decide"),
     Reading("loss scale mode", scale_mode, False, False),

@@ -12,7 +12,7 @@ import msgspec
 
 from mpbackend.comparison.conditions import Question, shortened
 from mpbackend.comparison.departures import Departure, computes, departures, effective, lowered, switch_meanings
-from mpbackend.comparison.runs import ComparedRun
+from mpbackend.comparison.runs import ComparedRun, digits
 from mpbackend.decisions import Decision
 from mpbackend.formats import FORMATS
 from mpbackend.matrix import Matrix
@@ -185,4 +185,4 @@ def observed(one: ComparedRun, other: ComparedRun) -> Iterator[Difference]:
         counts = [getattr(side, name) for side in (first, second)]
         if counts[0] != counts[1] and first.shares and second.shares:
             label = "bytes written by casts" if name == "cast_bytes" else "casts"
-            yield Difference(kind="compute", name=label, baseline=str(counts[0]), candidate=str(counts[1]), decides=False, reason="of an observed step")
+            yield Difference(kind="compute", name=label, baseline=digits(counts[0]), candidate=digits(counts[1]), decides=False, reason="of an observed step")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mpbackend.comparison.runs import ComparedRun
+from mpbackend.comparison.runs import ComparedRun, digits
 
 ONE_PROCESS = "none, one process"
 """What a session records as communication where there is none."""
@@ -35,7 +35,7 @@ def batch_text(run: ComparedRun) -> str | None:
     if ranks is None or not counts:
         return None
     low, high = min(counts), max(counts)
-    samples = f"{low}" if low == high else f"{low} to {high}"
+    samples = digits(low) if low == high else f"{digits(low)} to {digits(high)}"
     return f"{samples} samples a step" + ("" if ranks == "1" else f" on each of {ranks} ranks")
 
 
@@ -43,12 +43,12 @@ def tokens_text(run: ComparedRun) -> str | None:
     """Return tokens a step, None where none were counted."""
     counts = {row.tokens for row in run.rows if row.tokens}
     low, high = min(counts, default=0), max(counts, default=0)
-    return None if not counts else f"{low} a step" if low == high else f"{low} to {high} a step"
+    return None if not counts else f"{digits(low)} a step" if low == high else f"{digits(low)} to {digits(high)} a step"
 
 
 def start_text(run: ComparedRun) -> str | None:
     """Return where the record begins: a resumed run has a record of its own for each segment."""
-    return f"step {run.rows[0].step}, segment {run.record.run.segment}" if run.rows else None
+    return f"step {digits(run.rows[0].step)}, segment {digits(run.record.run.segment)}" if run.rows else None
 
 
 def setting(name: str) -> Callable[[ComparedRun], str | None]:
@@ -85,4 +85,4 @@ def scale_mode(run: ComparedRun) -> str | None:
 
 def text_of(seed: int | None) -> str | None:
     """Return a seed as text."""
-    return None if seed is None else str(seed)
+    return None if seed is None else digits(seed)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mpbackend.comparison.conditions import Question
 from mpbackend.comparison.departures import departures
 from mpbackend.comparison.question import baseline_remark
-from mpbackend.comparison.runs import ComparedRun, Matched
+from mpbackend.comparison.runs import ComparedRun, Matched, digits
 from mpbackend.matrix import Matrix
 
 
@@ -19,9 +19,9 @@ def strayed(runs: Sequence[ComparedRun], matrix: Matrix) -> list[str]:
 def scope_of(matched: Matched, last: int) -> str:
     """Return what a verdict is about."""
     seeds = sorted({run.seed for run in (*matched.baseline, *matched.candidate) if run.seed is not None})
-    shown = ", ".join(map(str, seeds[:5])) + (f" and {len(seeds) - 5} more" if len(seeds) > 5 else "")
+    shown = ", ".join(map(digits, seeds[:5])) + (f" and {len(seeds) - 5} more" if len(seeds) > 5 else "")
     words = f"seed{'s' if len(seeds) > 1 else ''} {shown}" if seeds else "runs without a recorded seed"
-    return f"{words}, {last} steps"
+    return f"{words}, {digits(last)} steps"
 
 
 def remarks(matched: Matched, question: Question, matrix: Matrix) -> list[str]:

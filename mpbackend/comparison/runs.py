@@ -144,6 +144,11 @@ def bounded(count: int) -> float:
         return math.inf if count > 0 else -math.inf
 
 
+def digits(count: int) -> str:
+    """Return a whole number as text; one of more than 30 digits, which nobody counted, in powers of ten."""
+    return str(count) if abs(count) < 10**30 else f"{bounded(count):.3g}"
+
+
 def average(values: Sequence[float]) -> float:
     """Return the mean of at least one number; infinite or NaN where the sum is."""
     return sum(values) / len(values)

@@ -21,6 +21,7 @@ from mpbackend.comparison.skips import Skips, count_skips
 from mpbackend.comparison.speed import Speed, compare_speed
 from mpbackend.comparison.statistics import Equivalence
 from mpbackend.matrix import Matrix, load_matrix
+from mpbackend.observe.record import CLASSES, ClassReading
 
 
 class SideReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +56,14 @@ class QualityReading(msgspec.Struct, frozen=True, kw_only=True):
     margin_text: str
 
 
+class ClassPair(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the five classes in the first run of each side: the format asked for, and the bytes of each format observed."""
+
+    name: str
+    baseline: ClassReading
+    candidate: ClassReading
+
+
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """A comparison of two sides.
 
@@ -71,6 +80,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         quality: what was compared.
         conditions: what was the same and what was not, those that matter first.
         differences: between the arithmetic of the two sides, those that decide first.
+        classes: the five classes, asked and observed, of the first pair.
         equivalence: the tests; None where none were made.
         floor: the noise floor; None without repeats.
         curves: of every pair.
@@ -93,6 +103,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     quality: QualityReading
     conditions: tuple[Condition, ...]
     differences: tuple[Difference, ...]
+    classes: tuple[ClassPair, ...]
     equivalence: Equivalence | None
     floor: Floor | None
     curves: tuple[Curve, ...]
@@ -159,6 +170,7 @@ def compare(
         quality=QualityReading(metric=quality.metric, basis=quality.basis, better=quality.better, step=last, margin=size, margin_text=asked.text),
         conditions=tuple(conditions),
         differences=tuple(differences),
+        classes=class_pairs(*matched.pairs[0]),
         equivalence=answer.equivalence,
         floor=floor,
         curves=curves,
@@ -175,6 +187,15 @@ def all_differences(matched: Matched, question: Question, matrix: Matrix) -> lis
     found = [difference for pair in matched.pairs for difference in find_differences(*pair, question, matrix)]
     unique = list({(difference.kind, difference.name, difference.baseline, difference.candidate): difference for difference in found}.values())
     return sorted(unique, key=lambda difference: not difference.decides)
+
+
+def class_pairs(one: ComparedRun, other: ComparedRun) -> tuple[ClassPair, ...]:
+    """Return the five classes of two runs side by side; a class that a record lacks was neither asked nor observed."""
+    none = ClassReading(asked="not recorded")
+    sides = [run.record.classes for run in (one, other)]
+    return tuple(
+        ClassPair(name=name, baseline=sides[0].get(name, none), candidate=sides[1].get(name, none)) for name in CLASSES if name in {**sides[0], **sides[1]}
+    )
 
 
 def side_reading(run: ComparedRun, value: float | None) -> SideReading:
