@@ -25,8 +25,16 @@ def runs_report(runs: Sequence[Recorded]) -> Report:
     """Return runs side by side as a report: one column a run, under its recipe."""
     columns = (Column(""), *(Column(run.record.recipe.text) for run in runs))
     rows = [(label, *cells) for label, cells in run_lines(runs).items()]
-    notes = dict.fromkeys(f"{run.record.device.key}, {run.record.recipe.text}: {note}" for run in runs for note in run.record.notes)
-    return Report("Runs side by side", [Table("", columns, rows), Listing("Notes", tuple(notes))])
+    return Report("Runs side by side", [Table("", columns, rows), Listing("Notes", note_lines(runs))])
+
+
+def note_lines(runs: Sequence[Recorded]) -> list[str]:
+    """Return what the backends noted, each note once, with the runs that have it in front unless all have it."""
+    noted: dict[str, list[str]] = {}
+    for run in runs:
+        for note in dict.fromkeys(run.record.notes):
+            noted.setdefault(note, []).append(f"{run.record.device.key} {run.record.recipe.text}")
+    return [note if len(owners) == len(runs) else f"{', '.join(owners)}: {note}" for note, owners in noted.items()]
 
 
 def run_lines(runs: Sequence[Recorded]) -> dict[str, list[str]]:

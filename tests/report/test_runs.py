@@ -57,10 +57,10 @@ def test_a_nonfinite_loss_is_shown_and_not_left_out() -> None:
     assert lines["non-finite steps"] == ["1"]
 
 
-def test_notes_of_a_run_are_listed_once() -> None:
-    report = runs_report([recorded(notes=("sums are nominal",)), recorded(notes=("sums are nominal",))])
-    assert report.blocks[1:] == [Listing("Notes", ("dev, bf16: sums are nominal",))]
-    assert "dev, bf16: sums are nominal" in terminal.render(report, 100)
+def test_notes_are_listed_once_with_the_runs_that_have_them() -> None:
+    report = runs_report([recorded(notes=("sums are nominal", "it saturates")), recorded("fp16", notes=("sums are nominal",))])
+    assert report.blocks[1:] == [Listing("Notes", ["sums are nominal", "dev bf16: it saturates"])]
+    assert "dev bf16: it saturates" in terminal.render(report, 100)
     assert "Notes" not in terminal.render(runs_report([recorded()]), 100)
 
 
