@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -21,11 +21,17 @@ from mpbackend.numerics.rounding import round_to
 CORNER = 16
 """Rows and columns of a product that every candidate is compared on; the last one on all."""
 
-SEED = 51109
-FEW_BITS = 2
-"""Fraction bits that every format of an operand keeps."""
+FEW = 24
+"""Candidates that are all compared on whole products."""
 
-Kind = Literal["near", "far", "cancelling", "full", "left", "right", "tiny", "subnormal"]
+LOWEST_TRIED = 17
+"""Lowest exponents that are tried, from the smallest normal exponent of the running sum down."""
+
+SEED = 51109
+FEW_BITS = 7
+"""Fraction bits that every format that fp32 numbers are converted to keeps; narrower storage formats keep their own."""
+
+Kind = Literal["near", "far", "cancelling", "full", "left", "right", "tiny", "tiniest", "subnormal"]
 OF_SUMS: tuple[Kind, ...] = ("near", "far", "cancelling")
 SUBNORMALS: tuple[Literal["kept", "flushed"], ...] = ("kept", "flushed")
 
@@ -49,8 +55,8 @@ def operands(kind: Kind, shape: Shape, prober: Prober, a: str, b: str) -> tuple[
 
     Args:
         kind: ``near``, ``far`` and ``cancelling`` have few fraction bits, so that no conversion changes them; ``full`` has all bits of the storage formats,
-            ``left`` and ``right`` on one side only; ``tiny`` has sums below the normal numbers of the result or of the running sum; ``subnormal`` has
-            subnormal operands on either side.
+            ``left`` and ``right`` on one side only; ``tiny`` and ``tiniest`` have sums about and far below the smallest normal number of the result;
+            ``subnormal`` has subnormal operands on either side.
         shape: M, N and K.
         prober: says which exponents are in reach.
         a: storage format of the left operand.
@@ -69,44 +75,70 @@ def operands(kind: Kind, shape: Shape, prober: Prober, a: str, b: str) -> tuple[
 
     # A sum of K products stays below the top of fp16.
     top = (14 - math.ceil(math.log2(k))) // 2
-    few = kind in ("near", "far", "cancelling", "tiny", "subnormal")
+    few = kind not in ("left", "right", "full")
     spread = 2 if kind == "near" else 8
     lows, highs = [], []
     for side in (prober.a, prober.b):
         high = min(side.high, top)
         lows.append(max(side.low, high - spread))
         highs.append(high)
-    if kind == "tiny":
-        floor = math.frexp(FORMATS[prober.output].smallest_normal)[1] - 1
+    if kind in ("tiny", "tiniest"):
+        floor = -16 * (kind == "tiniest") + math.frexp(FORMATS[prober.output].smallest_normal)[1] - 1
         split = floor // 2
         lows = [max(prober.a.low, split - 6), max(prober.b.low, floor - split - 6)]
         highs = [max(lows[0], min(prober.a.high, split + 1)), max(lows[1], min(prober.b.high, floor - split + 1))]
     left = draw(m, k, lows[0], highs[0], a, few or kind == "right")
     right = draw(k, n, lows[1], highs[1], b, few or kind == "left")
+    if kind in ("left", "right", "full"):
+        # Numbers that fp16 has only as subnormal ones: a conversion to it is not one to tf32.
+        if kind != "right":
+            left[::2] = scaled_down(left[::2], torch.tensor(14), prober.a.low)
+        if kind != "left":
+            right[:, 1::2] = scaled_down(right[:, 1::2], torch.tensor(14), prober.b.low)
     if kind == "cancelling":
-        # The second half takes the first away again, but for a few products.
-        half = k // 2
-        left[:, half : 2 * half] = -left[:, :half]
-        right[half : 2 * half] = right[:half]
-        left = torch.where(torch.rand(m, k, generator=generator) < 0.05, 0.0, left)
-    if kind in ("tiny", "subnormal"):
+        # Most large products have their negative somewhere; what stays is small beside them, as wide as the formats allow.
+        places = torch.randperm(k, generator=generator)
+        half = k // 3
+        first, second, rest = places[:half], places[half : 2 * half], places[2 * half :]
+        left[:, second], right[second] = -left[:, first], right[first]
+        down = torch.randint(4, 14, (len(rest),), generator=generator)
+        left[:, rest] = scaled_down(left[:, rest], down[None, :], prober.a.low)
+        right[rest] = scaled_down(right[rest], down[:, None], prober.b.low)
+    if kind in ("tiny", "tiniest", "subnormal"):
         left = torch.where(torch.rand(m, k, generator=generator) < min(1.0, 6 / k), left, 0.0)
     if kind == "subnormal":
         right = torch.where(torch.rand(k, n, generator=generator) < 0.5, right, 0.0)
-        for x, name, here, other, far in ((left, a, prober.a, right, prober.b), (right.mT, b, prober.b, left.mT, prober.a)):
+        for x, name, here, against, far in ((left, a, prober.a, right, prober.b), (right.mT, b, prober.b, left.mT, prober.a)):
             # The first half of K holds subnormal numbers on the left, the second on the right, with large ones against them.
             part = slice(0, k // 2) if x is left else slice(k // 2, k)
-            down = here.low - 1 - (math.frexp(x[:, part].abs().max().item())[1] - 1)
-            x[:, part] = round_to((x[:, part] * 2.0**down).contiguous(), name, "rz")
-            up = min(far.high, -here.low) - (math.frexp(other[part].abs().max().item())[1] - 1)
-            other[part] = other[part] * 2.0**up
+            below = here.low - 1 - (math.frexp(x[:, part].abs().max().item())[1] - 1)
+            x[:, part] = round_to((x[:, part] * 2.0**below).contiguous(), name, "rz")
+            up = min(far.high, -here.low) - (math.frexp(against[part].abs().max().item())[1] - 1)
+            against[part] = against[part] * 2.0**up
     return left, right
+
+
+def scaled_down(x: Tensor, bits: Tensor, low: int) -> Tensor:
+    """Return numbers divided by powers of two, as far down as normal numbers go."""
+    exponent = torch.frexp(x).exponent - 1
+    return x * 2.0 ** -torch.minimum(bits, exponent - low).clamp(min=0).double()
 
 
 def see(kind: Kind, shape: Shape, prober: Prober, a: str, b: str) -> Seen:
     """Return a random product of the device."""
     left, right = operands(kind, shape, prober, a, b)
     return Seen(left, right, prober.matrix(left, right))
+
+
+def confirmed(candidates: Sequence[Arithmetic], seen: Sequence[Seen]) -> list[Arithmetic]:
+    """Return the candidates that give all elements of random products: all of few, of many those from the first that does on."""
+    found = list(candidates)
+    for number, candidate in enumerate(candidates):
+        if number >= FEW and found[0] is not candidate:
+            break
+        if any(entry.differing(candidate, None) for entry in seen):
+            found.remove(candidate)
+    return found
 
 
 def matching(candidates: Iterable[Arithmetic], seen: Sequence[Seen]) -> list[Arithmetic]:
@@ -131,39 +163,64 @@ def operand_formats(storage: str, claimed: str) -> list[str]:
     return list(kept.values())
 
 
-def converted(candidates: Sequence[Arithmetic], shape: Shape, prober: Prober, storages: tuple[str, str]) -> list[Arithmetic]:
-    """Return candidates with the formats and the rounding that operands are converted to, and what becomes of subnormal ones.
+class Found(NamedTuple):
+    """What is left.
+
+    Attributes:
+        candidates: arithmetics that give everything seen; they differ in their sums only.
+        free: fields outside the sums to the values that nothing seen tells apart, as the first candidate shows them; the candidates have the first of each.
+    """
+
+    candidates: list[Arithmetic]
+    free: dict[str, list[Any]]
+
+    def settled(self, options: Sequence[Arithmetic], fields: Sequence[str]) -> Found:
+        """Return the candidates with fields of the first option; the other options' values are free."""
+        if not options:
+            return Found([], {})
+        first = {name: getattr(options[0], name) for name in fields}
+        free = {name: list(dict.fromkeys(getattr(option, name) for option in options)) for name in fields}
+        return Found([msgspec.structs.replace(candidate, **first) for candidate in self.candidates], {**self.free, **free})
+
+
+def finished(found: Found, shape: Shape, prober: Prober, storages: tuple[str, str]) -> Found:
+    """Return candidates with what becomes of tiny sums and of subnormal results; the first stands for all.
 
     Args:
-        candidates: arithmetics whose sums are known; their operands' formats are the claimed ones.
+        found: candidates whose sums are known.
         shape: M, N and K.
         prober: the device.
         storages: formats that the operands are stored in.
     """
-    first = candidates[0]
+    if not found.candidates:
+        return found
+    tiny = [see(kind, shape, prober, *storages) for kind in ("tiny", "tiniest")]
+    first = found.candidates[0]
+    floor = 1 - FORMATS[first.register].bias
+    lowest = [None] if first.fraction_bits is None else [None, *range(floor - LOWEST_TRIED + 1, floor + 1)]
+    plain = matching(widened([first], output_subnormals=SUBNORMALS), tiny)
+    options = matching(widened(plain or [first], zero_exponent=lowest, output_subnormals=SUBNORMALS), tiny)
+    return found.settled(options, ("zero_exponent", "output_subnormals"))
+
+
+def converted(found: Found, shape: Shape, prober: Prober, storages: tuple[str, str]) -> Found:
+    """Return candidates with the formats and the rounding that operands are converted to, and what becomes of subnormal ones; the first stands for all.
+
+    Args:
+        found: candidates whose sums and results are known; their operands' formats are the claimed ones.
+        shape: M, N and K.
+        prober: the device.
+        storages: formats that the operands are stored in.
+    """
+    if not found.candidates:
+        return found
+    first = found.candidates[0]
     left, right = (see(kind, shape, prober, *storages) for kind in ("left", "right"))
-    # The first stands for all: operands with few bits did not tell them apart, and one side at a time is converted.
     lefts = matching(widened([first], a=operand_formats(storages[0], first.a), operand_rounding=ROUNDINGS), [left])
     rights = matching(widened([first], b=operand_formats(storages[1], first.b), operand_rounding=ROUNDINGS), [right])
     pairs = {(x.a, y.b, x.operand_rounding) for x in lefts for y in rights if x.operand_rounding == y.operand_rounding}
+    ordered = sorted(pairs, key=lambda pair: (pair[0] != first.a, pair[1] != first.b, pair[2]))
     full, subnormal = (see(kind, shape, prober, *storages) for kind in ("full", "subnormal"))
-    found = [msgspec.structs.replace(first, a=a, b=b, operand_rounding=rounding) for a, b, rounding in sorted(pairs)]
-    found = matching(widened(matching(found, [full]), operand_subnormals=SUBNORMALS), [subnormal])
-    fields = ("a", "b", "operand_rounding", "operand_subnormals")
-    options = [{name: getattr(entry, name) for name in fields} for entry in found]
-    return [msgspec.structs.replace(candidate, **option) for candidate in candidates for option in options]
-
-
-def finished(candidates: Sequence[Arithmetic], shape: Shape, prober: Prober, storages: tuple[str, str]) -> list[Arithmetic]:
-    """Return candidates with what becomes of tiny sums and of subnormal results."""
-    tiny = [see("tiny", shape, prober, *storages)]
-    found = []
-    for candidate in candidates:
-        floor = 1 - FORMATS[candidate.register].bias
-        lowest = [None] if candidate.fraction_bits is None else [None, *range(floor - 16, floor + 1)]
-        plain = matching(widened([candidate], output_subnormals=SUBNORMALS), tiny)
-        found += matching(widened(plain or [candidate], zero_exponent=lowest, output_subnormals=SUBNORMALS), tiny)
-    return found
-
-
-Check = Callable[[Sequence[Arithmetic]], list[Arithmetic]]
+    options = [msgspec.structs.replace(first, a=a, b=b, operand_rounding=rounding) for a, b, rounding in ordered]
+    options = matching(widened(matching(options, [full]), operand_subnormals=SUBNORMALS), [subnormal])
+    return found.settled(options, ("a", "b", "operand_rounding", "operand_subnormals"))

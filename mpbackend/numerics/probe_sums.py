@@ -114,6 +114,12 @@ def random_rows(prober: Prober, layout: Layout, k: int, count: int = RANDOM) -> 
     return rows
 
 
+def holds(output: str, register: str) -> bool:
+    """Return whether a format has every number of a running sum, so that writing the result rounds nothing."""
+    wide, narrow = FORMATS[output], FORMATS[register]
+    return wide.mantissa_bits >= narrow.mantissa_bits and wide.exponent_bits >= narrow.exponent_bits
+
+
 def written(values: Tensor, output: str, saturating: bool, rounding: Rounds) -> Tensor:
     """Return sums in the format of the results, with subnormal ones kept."""
     if saturating:
@@ -173,10 +179,11 @@ def arithmetics(found: Sums, a: str, b: str, output: str, saturating: bool) -> l
     """Return hypotheses as arithmetics, one for each rounding of the result that is possible."""
     listed = []
     for bits, register, width, rounding, outputs in zip(*(field.tolist() for field in found.hypotheses), found.outputs.tolist(), strict=True):
+        name: Literal["fp32", "fp16"] = "fp32" if REGISTERS[register] == "fp32" else "fp16"
+        held = holds(output, name) and holds(output, found.layout.promoted if found.layout.interval else name)
         for output_rounding, possible in zip(ROUNDINGS, outputs, strict=True):
-            if not possible:
+            if not possible or (held and output_rounding != "rne"):
                 continue
-            name: Literal["fp32", "fp16"] = "fp32" if REGISTERS[register] == "fp32" else "fp16"
             listed.append(
                 Arithmetic(
                     a=a,

@@ -1,7 +1,7 @@
 """Probes: the arithmetic of a device from the products it returns, with no other access.
 
-Scans tell which products meet in a step and when a sum is promoted. A bank of sparse queries then excludes hypotheses about the widths and roundings, and random
-products of whole matrices those about all that is left. What survives is the answer, so an answer with two values means that no product asked tells them apart.
+Scans tell which products meet in a step and when a sum is promoted. A bank of sparse queries then excludes hypotheses about the widths and roundings, and
+random products of whole matrices those about all that is left. What survives is the answer: two values mean that no product asked tells them apart.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import msgspec
 import torch
 
 from mpbackend.errors import BackendError
 from mpbackend.formats import FORMATS, parse_format
 from mpbackend.numerics.arithmetic import Arithmetic
 from mpbackend.numerics.fingerprint import NOTHING_TOLD, QUESTIONS, Answer, Fingerprint, ShapeAnswer, Value, claim
-from mpbackend.numerics.probe_check import OF_SUMS, converted, finished, matching, see
-from mpbackend.numerics.probe_model import Layout
-from mpbackend.numerics.probe_rows import Product, Prober, Row
+from mpbackend.numerics.probe_check import LOWEST_TRIED, OF_SUMS, Found, Seen, confirmed, converted, finished, matching, see
+from mpbackend.numerics.probe_model import ROUNDINGS, Layout
+from mpbackend.numerics.probe_rows import Prober, Product, Row
 from mpbackend.numerics.probe_steps import Shape, intervals, layouts, step_scan
-from mpbackend.numerics.probe_sums import Bank, alignment_rows, arithmetics, fit, random_rows, register_rows
+from mpbackend.numerics.probe_sums import Bank, alignment_rows, arithmetics, fit, holds, random_rows, register_rows
 
 SHAPES: tuple[Shape, ...] = ((64, 64, 64), (64, 64, 256), (16, 16, 1024))
 """Libraries choose a kernel by the shape: a small one, one of several steps of any unit, and one long enough for late promotions."""
@@ -86,39 +87,42 @@ class Probe:
     def run(self, shapes: Sequence[Shape]) -> Fingerprint:
         """Return the fingerprint: identify at the first shape, then compare the others."""
         found = self.identify(shapes[0])
-        answers = self.answers(found)
         listed = [self.shape_answer(shapes[0], found)]
         for shape in shapes[1:]:
             seen = self.seen(shape)
-            same = matching(found, seen)
+            same = confirmed(matching(found.candidates, seen), seen)
             if same:
-                found, answers = same, self.answers(same)
+                found = Found(same, found.free)
                 listed.append(self.shape_answer(shape, found))
                 continue
             other = self.identify(shape)
             # A late promotion shows only where K is long enough; a shorter product must not speak against it.
-            pooled = matching(other, self.seen(shapes[0])) if shape[2] > shapes[0][2] else []
+            pooled = matching(other.candidates, self.seen(shapes[0])) if shape[2] > shapes[0][2] else []
             if pooled:
-                found, answers = pooled, self.answers(pooled)
+                found = Found(pooled, other.free)
                 listed.append(self.shape_answer(shape, found))
             else:
-                listed.append(self.shape_answer(shape, other, differences(answers, self.answers(other))))
+                listed.append(self.shape_answer(shape, other, differences(self.answers(found), self.answers(other))))
         return Fingerprint(
             a=self.a,
             b=self.b,
             output=self.output,
             storage_a=self.storages[0],
             storage_b=self.storages[1],
-            answers=answers,
+            answers=self.answers(found),
             shapes=tuple(listed),
             calls=self.prober.calls,
         )
 
-    def seen(self, shape: Shape) -> list[object]:
+    def seen(self, shape: Shape) -> list[Seen]:
         """Return random products that tell sums apart."""
         return [see(kind, shape, self.prober, *self.storages) for kind in OF_SUMS]
 
-    def identify(self, shape: Shape) -> list[Arithmetic]:
+    def full(self, shape: Shape) -> list[Seen]:
+        """Return random products for the last comparison, those of operands with all bits among them."""
+        return [*self.seen(shape), see("full", shape, self.prober, *self.storages)]
+
+    def identify(self, shape: Shape) -> Found:
         """Return all arithmetics of aligned steps that give everything seen at a shape."""
         saturating = self.saturates(shape)
         lost, kept = step_scan(self.prober, shape)
@@ -130,10 +134,9 @@ class Probe:
                     continue
                 for promoted in ("fp32", "fp16") if interval else ("fp32",):
                     found += self.fitting(shape, layout._replace(interval=interval, promoted=promoted), saturating)
-        found = matching(found, self.seen(shape))
-        if found:
-            found = converted(found, shape, self.prober, self.storages)
-        return finished(found, shape, self.prober, self.storages)
+        left = Found(matching(found, self.seen(shape)), {})
+        left = converted(finished(left, shape, self.prober, self.storages), shape, self.prober, self.storages)
+        return Found(confirmed(left.candidates, self.full(shape)), left.free)
 
     def fitting(self, shape: Shape, layout: Layout, saturating: bool) -> list[Arithmetic]:
         """Return the registers that queries leave possible for one layout."""
@@ -151,31 +154,41 @@ class Probe:
         """Return whether NaN becomes 0 in a result."""
         return bool(self.prober.ask([{0: (math.nan, 1.0)}], shape)[0] == 0)
 
-    def shape_answer(self, shape: Shape, found: Sequence[Arithmetic], differs: Sequence[str] = ()) -> ShapeAnswer:
+    def shape_answer(self, shape: Shape, found: Found, differs: Sequence[str] = ()) -> ShapeAnswer:
         """Return how many elements of random products the first candidate gives."""
-        if not found:
+        if not found.candidates:
             return ShapeAnswer(shape=shape, verified=0, differing=shape[0] * shape[1], differs=tuple(differs))
-        entries = [*self.seen(shape), see("full", shape, self.prober, *self.storages)]
-        differing = sum(entry.differing(found[0], None) for entry in entries)
+        entries = self.full(shape)
+        differing = sum(entry.differing(found.candidates[0], None) for entry in entries)
         total = shape[0] * shape[1] * len(entries)
         return ShapeAnswer(shape=shape, verified=total - differing, differing=differing, differs=tuple(differs))
 
-    def answers(self, found: Sequence[Arithmetic]) -> dict[str, Answer]:
+    def answers(self, found: Found) -> dict[str, Answer]:
         """Return an answer to every question from the candidates that are left."""
         return {question: answer(question, found) for question in QUESTIONS}
 
 
-def answer(question: str, found: Sequence[Arithmetic]) -> Answer:
-    """Return the values that candidates have for a question."""
-    if not found:
+def answer(question: str, found: Found) -> Answer:
+    """Return the values that are left for a question."""
+    candidates = found.candidates
+    if not candidates:
         return Answer(reason="no unit of aligned steps gives the bits of these products")
+    if question == "output_rounding" and all(holds(x.output, x.register) and (x.promotion_interval is None or holds(x.output, x.promoted)) for x in candidates):
+        return Answer(reason="the result has every number of the sum: nothing is rounded")
+    if question == "zero_exponent" and any(candidate.fraction_bits is None for candidate in candidates):
+        return Answer(reason="an exact step is not aligned")
+    if question == "zero_exponent" and len(found.free[question]) > LOWEST_TRIED:
+        return Answer(reason="no sum of these operands is small enough")
+    if question == "operand_rounding" and len(found.free[question]) == len(ROUNDINGS):
+        return Answer(reason="no operand is rounded, or no product tells how")
+    options = [msgspec.structs.replace(candidates[0], **{question: value}) for value in found.free.get(question, [])]
     values: list[Value] = []
-    for candidate in found:
+    for candidate in options or candidates:
         value = claim(candidate, question)
         if value is not None and value not in values:
             values.append(value)
     if not values:
-        return Answer(values=(), reason="nothing is promoted")
+        return Answer(reason="nothing is promoted")
     return Answer(values=tuple(values), reason=f"{NOTHING_TOLD} these apart" if len(values) > 1 else "")
 
 
