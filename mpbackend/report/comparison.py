@@ -107,8 +107,8 @@ def note_text(condition: Condition) -> str:
 
 
 def same_or(one: str, other: str) -> tuple[str]:
-    """Return the cell of the candidate, a sign where it repeats that of the baseline."""
-    return ("=" if one == other else other,)
+    """Return the cell of the candidate, ``same`` where it repeats that of the baseline."""
+    return ("same" if one == other else other,)
 
 
 def differences_blocks(comparison: Comparison) -> list[Block]:
@@ -201,19 +201,21 @@ def curve_facts(comparison: Comparison) -> list[tuple[str, str]]:
     if curve.first_gap is None or curve.worst_gap is None or curve.mean_gap is None:
         return [*facts, ("gap", "unknown: no step has a finite loss in both runs")]
     facts += [
-        ("first step apart", NOT_KNOWN if curve.parted_step is None else digits(curve.parted_step)),
+        ("first step apart", step_text(curve.parted_step)),
         ("gap of the first step", f"{curve.first_gap:.3g}" + ("" if curve.first_units is None else f", {curve.first_units:.3g} tolerance units")),
-        (
-            "first step beyond one unit",
-            "none" if curve.diverged_step is None and curve.unit is not None else NOT_KNOWN if curve.unit is None else digits(curve.diverged_step),
-        ),
+        ("first step beyond one unit", NOT_KNOWN if curve.unit is None else step_text(curve.diverged_step)),
         ("tolerance unit", f"{curve.unit_source}" if curve.unit is None else f"{curve.unit:.3g} of the loss: one product in {curve.unit_source}"),
-        ("largest gap", f"{curve.worst_gap:.3g} at step {digits(curve.worst_step or 0)}"),
+        ("largest gap", f"{curve.worst_gap:.3g} at step {step_text(curve.worst_step)}"),
     ]
     if comparison.custom_gap is not None:
         within = "within" if comparison.within_custom else "beyond"
         facts.append(("mean gap", f"{comparison.custom_gap:.3g}: {within} the {CUSTOM:.0%} that custom calls equal, which decides nothing here"))
     return facts
+
+
+def step_text(step: int | None) -> str:
+    """Return the number of a step, ``none`` where there is no such step."""
+    return "none" if step is None else digits(step)
 
 
 def speed_table(comparison: Comparison) -> Table:
