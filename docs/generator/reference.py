@@ -15,8 +15,10 @@ from mpbackend.cli.main import COMMANDS, main
 
 def cli_page() -> str:
     """Return the page of every command."""
-    commands = {name: importlib.import_module(f"mpbackend.cli.{name}").command for name in COMMANDS}
-    rows = [(f"[`mpbackend {name}`](#mpbackend-{name})", inline((command.help or "").partition("\n\n")[0])) for name, command in commands.items()]
+    commands = dict(item for name in COMMANDS for item in parts(name, importlib.import_module(f"mpbackend.cli.{name}").command))
+    rows = [
+        (f"[`mpbackend {name}`](#mpbackend-{name.replace(' ', '-')})", inline((command.help or "").partition("\n\n")[0])) for name, command in commands.items()
+    ]
     return page(
         "Commands",
         inline(main.help or ""),
@@ -26,6 +28,13 @@ def cli_page() -> str:
         "Text is laid out for the terminal, or for 120 columns where there is none; `NO_COLOR` turns color off.",
         *(command_text(name, command) for name, command in commands.items()),
     )
+
+
+def parts(name: str, command: click.Command) -> list[tuple[str, click.Command]]:
+    """Return a command by its name; those of a group instead of the group."""
+    if not isinstance(command, click.Group):
+        return [(name, command)]
+    return [item for inner in command.commands.values() for item in parts(f"{name} {inner.name}", inner)]
 
 
 def command_text(name: str, command: click.Command) -> str:

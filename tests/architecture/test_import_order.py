@@ -35,6 +35,8 @@ PURE: tuple[tuple[str, ...], ...] = (
     ("numerics.*",),
     ("observe.record",),
     ("observe.record_writer",),
+    ("observe.event_files",),
+    ("observe.imports",),
     ("observe.audit_document",),
     ("observe.audit_diff", "observe.audit_target", "observe.ledger"),
     ("conformance.answer", "conformance.evidence"),
