@@ -55,6 +55,7 @@ class Prober:
         self.product = product
         self.a, self.b = Side.of(a), Side.of(b)
         self.output = output
+        self.narrow = min(a, b, key=lambda name: FORMATS[name].mantissa_bits)
         self.calls, self.products_max = 0, products_max
         emin = math.frexp(FORMATS[output].smallest_normal)[1] - 1
         self.low = max(FLOOR, emin, self.a.low + self.b.low)
