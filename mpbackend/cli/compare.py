@@ -9,7 +9,7 @@ from typing import get_args
 
 import click
 
-from mpbackend.cli.options import emit, format_option, out_option, split_names
+from mpbackend.cli.options import emit, format_option, out_option, split_names, write
 from mpbackend.comparison.equality import Verdict
 from mpbackend.comparison.margin import DEFAULT
 from mpbackend.comparison.question import QUESTIONS
@@ -57,7 +57,7 @@ def repeated(args: Sequence[str]) -> list[str]:
 @click.option("--margin", default=DEFAULT, show_default=True, help="Difference that counts as equal: a share of the baseline's quality, or a number.")
 @click.option("--metric", help="Metric that is the quality; a validation metric, else the training loss at the end, if omitted.")
 @click.option("--fail-on", multiple=True, metavar="VERDICT", help="Verdicts that end with exit code 1, joined by commas or repeated.")
-@format_option("text", "md", "json")
+@format_option("text", "md", "json", "html")
 @out_option
 def command(
     pair: tuple[Path, ...],
@@ -77,7 +77,14 @@ def command(
     sides = choose_sides(pair, baseline, candidate)
     failing = check_verdicts(split_names(fail_on))
     found = compare(*sides, question=question, margin=margin, metric=metric, matrix=load_plugins().matrix())
-    emit(comparison_report(found), output, comparison_document(found), out)
+    if output == "html":
+        from mpbackend.observe.record import load_record
+        from mpbackend.report.comparison_page import Side, comparison_page, judged
+
+        runs = [Side(role, load_record(folder)) for role, folders in zip(("baseline", "candidate"), sides, strict=True) for folder in folders]
+        write(comparison_page(runs, [judged(found)]), out)
+    else:
+        emit(comparison_report(found), output, comparison_document(found), out)
     if found.verdict in failing:
         sys.exit(FAILED)
 

@@ -8,13 +8,15 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from mpbackend import __version__
+from mpbackend.comparison.verdict import Comparison
 from mpbackend.observe.record import CLASSES, Recorded
 from mpbackend.report.charts import Curve, line_chart, swatch
+from mpbackend.report.comparison import VERDICT_TEXT, comparison_report, side_title, verdict_facts
 from mpbackend.report.curves import QUANTITIES, curve_of, describe_curves, gap_curve, numbers_table, run_names
 from mpbackend.report.differing import classes_table, decisions_of, differing_table, environment_of, memory_table, switches_of
 from mpbackend.report.markup import block_markup, environment
 from mpbackend.report.runs import run_lines, runs_report
-from mpbackend.report.view import Block, Column, Listing, Table
+from mpbackend.report.view import Block, Column, Facts, Listing, Table
 
 PAGE = "comparison.html"
 BASELINE = "baseline"
@@ -34,17 +36,29 @@ class Verdict(NamedTuple):
         title: what was compared with what.
         word: one of ``VERDICT_SYMBOLS``.
         reasons: why, in sentences.
+        facts: what it is about: question, scope, quality, margin.
         blocks: what stands behind it.
     """
 
     title: str
     word: str
     reasons: Sequence[str]
+    facts: Sequence[tuple[str, str]]
     blocks: Sequence[Block]
 
 
-VERDICT_SYMBOLS = {"equivalent": "=", "different": "≠", "inconclusive": "?", "not comparable": "⊘"}
+VERDICT_SYMBOLS = {text.partition(" ")[2]: text.partition(" ")[0] for text in VERDICT_TEXT.values()}
 """The sign beside the word of a verdict, so that color is never the only carrier."""
+
+SHOWN_BESIDE = ("", "Why", "The five classes")
+"""Blocks of a comparison's report that the page shows in another place, for all runs at once."""
+
+
+def judged(comparison: Comparison) -> Verdict:
+    """Return what a comparison came to, with everything that it rests on."""
+    blocks = [block for block in comparison_report(comparison).blocks if block.title not in SHOWN_BESIDE]
+    facts = [pair for pair in verdict_facts(comparison) if pair[0] != "verdict"]
+    return Verdict(side_title(comparison), comparison.verdict, comparison.reasons, facts, blocks)
 
 
 def comparison_page(sides: Sequence[Side], verdicts: Sequence[Verdict] = ()) -> str:
@@ -62,10 +76,7 @@ def comparison_page(sides: Sequence[Side], verdicts: Sequence[Verdict] = ()) -> 
         .render(
             version=__version__,
             title=" and ".join(dict.fromkeys(run.record.recipe.text for run in runs)),
-            verdicts=[
-                (verdict, VERDICT_SYMBOLS.get(verdict.word, ""), slug(verdict.word), [block_markup(block, 3) for block in verdict.blocks])
-                for verdict in verdicts
-            ],
+            verdicts=[verdict_parts(verdict) for verdict in verdicts],
             legend=[(swatch(number), name) for number, name in enumerate(names)],
             charts=charts(sides, names),
             sections=[block_markup(block) for block in sections(runs, names)],
@@ -73,6 +84,19 @@ def comparison_page(sides: Sequence[Side], verdicts: Sequence[Verdict] = ()) -> 
             numbers_title=numbers_table(runs, names).title,
         )
     )
+
+
+def verdict_parts(verdict: Verdict) -> dict[str, object]:
+    """Return what the template shows of a verdict."""
+    return {
+        "title": verdict.title,
+        "word": verdict.word,
+        "symbol": VERDICT_SYMBOLS.get(verdict.word, ""),
+        "kind": slug(verdict.word),
+        "reasons": verdict.reasons,
+        "facts": block_markup(Facts("", verdict.facts)),
+        "blocks": [block_markup(block, 3) for block in verdict.blocks],
+    }
 
 
 def slug(word: str) -> str:

@@ -12,6 +12,9 @@ from mpbackend.errors import escaped
 from mpbackend.report.html import read_template
 from mpbackend.report.view import LEVEL_OF_TEXT, Block, Facts, Listing, Table
 
+STATES = {"=": "same", "≠": "different", "?": "unknown"}
+"""Signs of cells that say whether sides agree, alone or before their word; the words are classes of the style sheet too."""
+
 
 def environment() -> jinja2.Environment:
     """Return the environment of the pages: everything that is no ``Markup`` already is made visible and escaped."""
@@ -73,8 +76,8 @@ def cell_markup(cell: str) -> Markup:
     level = LEVEL_OF_TEXT.get(cell)
     if level is not None:
         return Markup('<span class="badge {}">{}</span>').format(level, cell)
-    if cell in ("≠", "="):
-        return Markup('<span class="{}" title="{}">{}</span>').format("differs" if cell == "≠" else "same", "differs" if cell == "≠" else "same", cell)
+    if cell[:1] in STATES and cell[1:].strip() in ("", STATES[cell[:1]]):
+        return Markup('<span class="state {}" title="{}">{}</span>').format(STATES[cell[0]], STATES[cell[0]], cell)
     return Markup("<br>").join(text(line) for line in cell.split("\n"))
 
 

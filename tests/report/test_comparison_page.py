@@ -80,8 +80,22 @@ def assert_inert(page: str) -> None:
 
 
 def test_the_verdict_comes_first() -> None:
-    page = Outline(comparison_page(pair(), [Verdict("bf16 against fp32", "different", ["because"], [Facts("Conditions", [("seed", "same")])])])).text
-    assert page.index("different") < page.index("because") < page.index("Curves") < page.index("Conditions") < page.index("Runs side by side")
+    verdict = Verdict("bf16 against fp32", "different", ["because"], [("scope", "seed 1")], [Facts("Conditions", [("data", "same")])])
+    body = comparison_page(pair(), [verdict]).partition("<main")[2]
+    order = [
+        "different</span>",
+        "because",
+        "seed 1",
+        ">Curves<",
+        ">Runs side by side<",
+        ">Classes",
+        ">Decisions that differ<",
+        ">Memory<",
+        ">Conditions<",
+        ">Raw numbers",
+    ]
+    assert [body.count(text) > 0 for text in order] == [True] * len(order)
+    assert [body.index(text) for text in order] == sorted(body.index(text) for text in order)
 
 
 def test_runs_are_shown_without_a_verdict() -> None:
@@ -92,7 +106,7 @@ def test_runs_are_shown_without_a_verdict() -> None:
 
 @pytest.mark.parametrize("word", VERDICT_SYMBOLS)
 def test_a_verdict_is_told_by_sign_word_and_color(word: str) -> None:
-    page = comparison_page(pair(), [Verdict("a", word, [], [])])
+    page = comparison_page(pair(), [Verdict("a", word, [], [], [])])
     assert f'<span aria-hidden="true">{VERDICT_SYMBOLS[word]}</span> {word}' in page
     kind = re.findall(r'<article class="verdict ([\w-]+)"', page)
     style = page.partition("<style>")[2].partition("</style>")[0]
@@ -122,7 +136,7 @@ def page_part(page: str, title: str) -> str:
 def test_classes_stand_side_by_side_and_are_marked() -> None:
     other = {"parameters": ClassReading(asked="bf16 + fp32 master", observed={"bf16": 1024})}
     classes = page_part(comparison_page(pair(classes=other)), "Classes, asked and observed")
-    assert classes.count('class="differs"') == 2
+    assert classes.count('class="state different"') == 2
     assert "bf16 1.0 KiB" in classes
 
 
@@ -143,7 +157,7 @@ def test_nothing_of_a_record_becomes_markup() -> None:
         counters={HOSTILE: 1},
         notes=(HOSTILE,),
     )
-    verdict = Verdict(HOSTILE, "different", [HOSTILE], [Facts(HOSTILE, [(HOSTILE, HOSTILE)]), Listing(HOSTILE, [HOSTILE])])
+    verdict = Verdict(HOSTILE, "different", [HOSTILE], [(HOSTILE, HOSTILE)], [Facts(HOSTILE, [(HOSTILE, HOSTILE)]), Listing(HOSTILE, [HOSTILE])])
     page = comparison_page([Side("baseline", recorded()), Side(HOSTILE, run)], [verdict, verdict])
     assert_inert(page)
     assert "49" not in page.partition("</style>")[2].partition("alert")[0]
@@ -151,12 +165,12 @@ def test_nothing_of_a_record_becomes_markup() -> None:
 
 
 def test_a_word_that_is_no_verdict_gets_no_class_of_its_own() -> None:
-    page = comparison_page(pair(), [Verdict("a", 'x" onclick="alert(1)', [], [])])
+    page = comparison_page(pair(), [Verdict("a", 'x" onclick="alert(1)', [], [], [])])
     assert_inert(page)
 
 
 def test_ids_are_unique_and_headings_are_in_order() -> None:
-    outline = Outline(comparison_page(pair(), [Verdict("a", "equivalent", ["b"], [Facts("c", [("d", "e")])])]))
+    outline = Outline(comparison_page(pair(), [Verdict("a", "equivalent", ["b"], [("x", "y")], [Facts("c", [("d", "e")])])]))
     ids = [attributes["id"] for _, attributes in outline.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     levels = [int(tag[1]) for tag, _ in outline.tags if re.fullmatch(r"h[1-6]", tag)]
