@@ -200,7 +200,7 @@ def learning_rates(pairs: Sequence[tuple[ComparedRun, ComparedRun]]) -> Conditio
         if not rates[0] or not rates[1]:
             known = False
         elif rates[0] != rates[1] and (part := first_apart(rates[0], rates[1])) is not None and status == "same":
-            status, note = "different", f"from taken step {part + 1} on: {rates[0][part]:.6g} and {rates[1][part]:.6g}"
+            status, note = "different", f"from taken step {part + 1} on: {rates[0][part]:.9g} and {rates[1][part]:.9g}"
     return condition("learning rates", status if known or status == "different" else "unknown", values, True, note)
 
 

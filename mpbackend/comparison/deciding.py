@@ -16,16 +16,14 @@ def decide(
     conditions: Sequence[Condition], differences: Sequence[Difference], off_plan: Sequence[str], answer: Answer, skips: tuple[Verdict, str] | None
 ) -> tuple[Verdict, list[str]]:
     """Return the verdict with its reasons: first what makes runs not comparable, then what is not known, then what differs, then the quality."""
-    apart = [told(condition) for condition in conditions if condition.matters and condition.status == "different"]
+    apart = [f"{item.name} differs: {values(item)}" for item in conditions if item.matters and item.status == "different"]
     if apart or off_plan:
         return "not comparable", [*apart, *off_plan]
     arithmetic = [
         f"{difference.name}: {difference.baseline} and {difference.candidate}; {difference.reason}" for difference in differences if difference.decides
     ]
     reasons = [*arithmetic, answer.reason, *([skips[1]] if skips else [])]
-    unknown = [
-        f"not known whether the {condition.name} is the same: {condition.note or 'a record does not say'}" for condition in conditions if is_unknown(condition)
-    ]
+    unknown = [f"not known whether the {item.name} is the same: {values(item)}" for item in conditions if item.matters and item.status == "unknown"]
     if unknown:
         return "inconclusive", [*unknown, *reasons]
     if arithmetic:
@@ -35,15 +33,9 @@ def decide(
     return (skips[0] if skips and answer.verdict == "inconclusive" else answer.verdict), reasons
 
 
-def is_unknown(condition: Condition) -> bool:
-    """Tell whether a condition leaves a comparison inconclusive."""
-    return condition.matters and condition.status == "unknown"
-
-
-def told(condition: Condition) -> str:
-    """Return a condition that differs as a clause."""
-    note = f" ({condition.note})" if condition.note else ""
-    return f"{condition.name} differs: {condition.baseline} and {condition.candidate}{note}"
+def values(condition: Condition) -> str:
+    """Return both values of a condition as a clause, with its note."""
+    return f"{condition.baseline} and {condition.candidate}" + (f" ({condition.note})" if condition.note else "")
 
 
 def skipped(skips: Sequence[Skips], matched: Matched, answer: Answer, curves: Sequence[Curve]) -> tuple[Verdict, str] | None:

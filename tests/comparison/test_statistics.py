@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import math
 import random
 import statistics
@@ -66,13 +67,15 @@ def test_power_is_the_share_of_trials_that_show_an_equality(n: int, margin: floa
 
 
 def paired_place(differences: list[float], margin: float) -> bool:
-    center = statistics.fmean(differences)
-    reach = t_quantile_of(len(differences) - 1) * statistics.stdev(differences) / math.sqrt(len(differences))
+    n = len(differences)
+    center = sum(differences) / n
+    reach = t_quantile_of(n - 1) * math.sqrt(sum((value - center) ** 2 for value in differences) / (n - 1) / n)
     return -margin < center - reach and center + reach < margin
 
 
-def t_quantile_of(df: int, known: dict[int, float] = {}) -> float:  # noqa: B006 - a cache for this module
-    return known.setdefault(df, t_quantile(0.95, df))
+@functools.cache
+def t_quantile_of(df: int) -> float:
+    return t_quantile(0.95, df)
 
 
 def test_the_error_of_calling_a_difference_of_the_margin_equal_is_at_most_alpha() -> None:
