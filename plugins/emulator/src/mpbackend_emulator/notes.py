@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mpbackend.decisions import wanted_in_16_bits
 from mpbackend.errors import BackendError
 from mpbackend.formats import FORMATS
 from mpbackend.granting import SCALING_ROWS
@@ -22,7 +23,13 @@ NOT_EMULATED = (
 )
 CONVOLUTION = "convolutions are summed as products of their windows, channel by channel; libraries choose an order or another algorithm"
 EPILOGUE = "a bias, and beta * self of addmm, is added in the format of the sums; the result is rounded once"
-AUTOCAST = "autocast is the CPU's: operators that the device's own list treats otherwise are cast as on a CPU, unless sensitive=fp32 pins them"
+AUTOCAST = (
+    "autocast is the CPU's: recurrent cells and products with a vector are not lowered, scatter_add, index_put, atan2 and cross are not promoted, "
+    "and binary_cross_entropy is not refused as on the device; `mpbackend policy --diff {peer} emu` lists every operator"
+)
+PEERS = {"nvidia": "cuda", "ascend": "ascend"}
+"""Family of the matrices to the backend whose autocast list is the device's own."""
+
 SCALES = "scales of tensors and rows multiply the fp32 sums, as one fp32 number for each element"
 BLOCKS = "each block of 128 along K is summed by itself, scaled, and added in fp32"
 MICROSCALES = "scales of blocks are applied inside the unit; of two levels the tensor's multiplies the fp32 sums"
@@ -40,7 +47,9 @@ def notes(unit: Unit, plan: Plan) -> tuple[str, ...]:
         found += [LOW_BIT_CASTS, BLOCKS if "128" in inputs else MICROSCALES if inputs in ("1x32", "1x16") else SCALES]
     if unit.saturates:
         found.append(SATURATION)
-    return tuple(dict.fromkeys((*found, AUTOCAST, NOT_EMULATED)))
+    peer = PEERS.get(unit.matrix.family_of(unit.arch))
+    found += [AUTOCAST.format(peer=peer)] if peer is not None and wanted_in_16_bits(plan.effective) else []
+    return tuple(dict.fromkeys((*found, NOT_EMULATED)))
 
 
 def sum_notes(unit: Unit, plan: Plan) -> Iterator[str]:
