@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -20,7 +21,7 @@ RANDOM = 1500
 
 
 def check_cast_rounding(subject: Subject) -> Answer:
-    """Casts from fp32 to bf16 and fp16 round to nearest, ties to even, subnormals kept; overflow becomes inf, or the largest value on a device that saturates."""
+    """Casts from fp32 to bf16 and fp16 round to nearest, ties to even, subnormals kept; overflow gives inf, or the largest value on a device that saturates."""
     return together({name: rounding(subject, name) for name in NARROW})
 
 
@@ -102,7 +103,7 @@ def check_low_bit_casts(subject: Subject) -> Answer:
         generator = torch.Generator().manual_seed(SEED)
         values = torch.randn(RANDOM, generator=generator) * 2.0 ** torch.randint(-9, 6, (RANDOM,), generator=generator)
         finite = sorted({spec.value(code) for code in range(256) if math.isfinite(spec.value(code))})
-        middles = torch.tensor([(low + high) / 2 for low, high in zip(finite, finite[1:], strict=False)])
+        middles = torch.tensor([(low + high) / 2 for low, high in itertools.pairwise(finite)])
         every = torch.cat((values, middles)).clamp(-spec.max, spec.max)
         found = every.to(subject.place).to(dtype).float().cpu().tolist()
         faults = [(value, got) for value, got in zip(every.tolist(), found, strict=True) if got != round_value(value, name)]

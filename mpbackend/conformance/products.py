@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -24,8 +26,11 @@ OUTPUT_ERROR = 2.0**-7
 PRODUCTS_PER_STEP, FRACTION_BITS = 32, 13
 """The narrowest register of a tensor core that is known: 13 fraction bits, 32 products a step (the fp8 unit of sm_90, without promotion)."""
 
+Run = Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+"""Gives output, gradient of the input and gradient of the weight of one step of a layer, in fp32 on the CPU, for an input and the gradient of the output."""
 
-def check_products(name: str, make: Make, recipe: str = "fp8", device: str = "cpu") -> CheckResult:
+
+def check_products(name: str, make: Make, recipe: str = "fp8", device: str = "cpu", *, run: Run | None = None) -> CheckResult:
     """Train a layer of a lowering and the plain one for a few steps under bf16 autocast, and compare output and gradients.
 
     The two may differ by the rounding of the result, and by the register that sums: one unit in its last fraction bit of the sum of magnitudes for each step of
@@ -36,7 +41,9 @@ def check_products(name: str, make: Make, recipe: str = "fp8", device: str = "cp
         make: makes its layer from a plain one.
         recipe: text of a recipe.
         device: torch device of the lowering; the plain layer runs on the CPU.
+        run: runs a step of the lowering's layer; under bf16 autocast of the device when omitted.
     """
+    run_made = run_layer if run is None else run
     rules = low_bit(parse_recipe(recipe))
     generator = torch.Generator().manual_seed(0)
     weight, bias = (torch.randn(size, generator=generator) / INPUTS**0.5 for size in ((OUTPUTS, INPUTS), (OUTPUTS,)))
@@ -47,7 +54,7 @@ def check_products(name: str, make: Make, recipe: str = "fp8", device: str = "cp
     for step in range(STEPS):
         x = torch.randn(TOKENS, INPUTS, generator=generator) * 2.0**step
         gradient = torch.randn(TOKENS, OUTPUTS, generator=generator) * 2.0 ** (-8 - step)
-        wanted, found = run(reference, x, gradient), run(made, x.to(device), gradient.to(device))
+        wanted, found = run_layer(reference, x, gradient), run_made(made, x.to(device), gradient.to(device))
         magnitudes = (x.abs() @ weight.abs().t(), gradient.abs() @ weight.abs(), gradient.abs().t() @ x.abs())
         for product, summed, theirs, mine, magnitude in zip(PASSES, (INPUTS, OUTPUTS, TOKENS), found, wanted, magnitudes, strict=True):
             bound = OUTPUT_ERROR * mine.abs() + summed / PRODUCTS_PER_STEP * 2.0**-FRACTION_BITS * magnitude
@@ -65,7 +72,7 @@ def linear(weight: Tensor, bias: Tensor) -> nn.Linear:
     return layer
 
 
-def run(layer: nn.Module, x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def run_layer(layer: nn.Module, x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return output, gradient of the input and gradient of the weight of one step, in fp32 on the CPU."""
     x = x.clone().requires_grad_()
     for parameter in layer.parameters():

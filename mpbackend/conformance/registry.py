@@ -6,7 +6,28 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from mpbackend.conformance import accumulators, attention, casts, contract, convolutions, fences, matmuls, overflows, policies, sensitive
+from mpbackend.conformance import (
+    accumulators,
+    attention,
+    casts,
+    contract,
+    convolutions,
+    determinism,
+    fences,
+    isolation,
+    low_bit,
+    matmuls,
+    messages,
+    meters,
+    overflows,
+    policies,
+    probing,
+    records,
+    reductions,
+    round_trip,
+    scaling,
+    sensitive,
+)
 from mpbackend.conformance.answer import Answer
 from mpbackend.conformance.subject import Subject
 
@@ -39,6 +60,15 @@ THEMES: Mapping[str, tuple[CheckFunction, ...]] = {
         contract.check_implementations,
         contract.check_environment,
         contract.check_collective_formats,
+        isolation.check_plugin_imports_are_light,
+        isolation.check_discovery_imports_no_torch,
+        isolation.check_discovery_makes_no_context,
+    ),
+    "messages": (
+        messages.check_reasons_are_sentences,
+        messages.check_refusals_name_the_device,
+        messages.check_notes,
+        messages.check_unknown_product_is_refused,
     ),
     "casts": (casts.check_cast_rounding, casts.check_casts_back, casts.check_low_bit_casts),
     "products": (
@@ -53,7 +83,12 @@ THEMES: Mapping[str, tuple[CheckFunction, ...]] = {
         attention.check_attention_gradients,
     ),
     "sensitive operators": (sensitive.check_layer_norm, sensitive.check_softmax, sensitive.check_cross_entropy),
-    "sums": (accumulators.check_accumulate_short, accumulators.check_accumulate_long),
+    "sums": (
+        accumulators.check_accumulate_short,
+        accumulators.check_accumulate_long,
+        probing.check_probed_product_is_what_runs,
+        probing.check_probe_contradicts_no_claim,
+    ),
     "policy": (
         policies.check_policy_names,
         policies.check_policy_is_dispatched,
@@ -71,6 +106,23 @@ THEMES: Mapping[str, tuple[CheckFunction, ...]] = {
         fences.check_switches_do_what_the_matrix_says,
     ),
     "overflow": (overflows.check_overflow_shows, overflows.check_nan_shows, overflows.check_overflow_is_forgotten),
+    "loss scale": (
+        scaling.check_overflow_skips_the_step,
+        scaling.check_skip_restores_buffers,
+        scaling.check_scale_changes_no_bit,
+        scaling.check_small_gradients_survive,
+    ),
+    "low bit": (
+        low_bit.check_low_bit_products,
+        low_bit.check_low_bit_keeps_nonfinite,
+        low_bit.check_conversion_tells_every_layer,
+        low_bit.check_plain_recipes_convert_nothing,
+    ),
+    "state": (round_trip.check_copies, round_trip.check_resume),
+    "reduction": (reductions.check_reduces_claimed_formats,),
+    "determinism": (determinism.check_products_repeat, determinism.check_training_repeats),
+    "meters": (meters.check_memory_is_counted, meters.check_clock),
+    "record": (records.check_record_tells_what_ran,),
 }
 """The checks by theme, in the order in which they run."""
 

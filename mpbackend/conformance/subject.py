@@ -7,18 +7,16 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
 import torch
 
 from mpbackend.backend import Backend
 from mpbackend.conformance.answer import Answer, skip, together
+from mpbackend.decisions import Decision
 from mpbackend.device import Device
-from mpbackend.errors import MpbackendError
-from mpbackend.inquiry import ask_implementations
+from mpbackend.errors import MpbackendError, PlanError
 from mpbackend.matrix import Matrix
 from mpbackend.planning import Plan
 from mpbackend.plugins import Plugins
-from mpbackend.recipe import parse_recipe
 from mpbackend.target import Target, autocast_dtype
 from mpbackend.train.fence import Fence
 from mpbackend.train.policy import PinnedPolicy
@@ -90,6 +88,9 @@ class Subject:
         """Return the plan of a recipe that runs here, or why there is none."""
         try:
             plan = self.target.plan(recipe, on_unsupported="emulate")
+        except PlanError as error:
+            reasons = [decision.reason for decision in error.decisions if isinstance(decision, Decision)]
+            return f"refused: {reasons[0]}" if reasons else str(error)
         except MpbackendError as error:
             return str(error)
         return plan if plan.runnable else "; ".join(plan.blockers)
@@ -123,17 +124,3 @@ class Subject:
             with self.running(plan) as running:
                 answers[name] = judge(running, name)
         return together(answers)
-
-    def runs(self, op: str, name: str) -> bool:
-        """Tell whether the backend says that it multiplies plain operands of a format."""
-        rows = ask_implementations(self.backend, self.device)
-        return any((row.op, row.a, row.b, row.scaling) == (op, name, name, "none") and row.level is not None for row in rows)
-
-    def with_device(self, **changes: Any) -> Subject:
-        """Return the same subject on a device with other fields."""
-        return Subject(self.backend, msgspec.structs.replace(self.device, **changes), self.plugins, self.quick)
-
-
-def made_for(recipe: str) -> str:
-    """Return the format that a recipe's forward pass computes in."""
-    return parse_recipe(recipe).compute.forward

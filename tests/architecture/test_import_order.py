@@ -102,6 +102,7 @@ WITH_TORCH: tuple[tuple[str, ...], ...] = (
     ("conformance.products",),
     ("conformance.subject",),
     ("conformance.operands", "conformance.tolerances"),
+    ("conformance.training",),
     ("conformance.*",),
     ("conformance.registry",),
     ("conformance.runner",),

@@ -1,0 +1,68 @@
+"""Checks of the product that a backend hands to probes: it is what sessions run, and what it shows contradicts no claim."""
+
+from __future__ import annotations
+
+import torch
+
+from mpbackend.conformance.answer import Answer, fault, fine, skip, together
+from mpbackend.conformance.operands import normal, placed
+from mpbackend.conformance.subject import PLAIN, Running, Subject
+from mpbackend.conformance.tolerances import claim_for
+from mpbackend.errors import UnknownNameError
+from mpbackend.numerics.fingerprint import compare
+from mpbackend.numerics.probes import probe
+
+QUICK_SHAPES = ((64, 64, 64),)
+LONG_SHAPES = ((64, 64, 64), (64, 64, 256), (16, 16, 1024))
+SAME_SHAPES = ((17, 33, 65), (64, 128, 48))
+"""M, K and N of the products that are compared bit for bit."""
+
+
+def check_probed_product_is_what_runs(subject: Subject) -> Answer:
+    """What a backend hands to probes multiplies with the bits of a product in a session of that format."""
+    make = getattr(subject.backend, "product", None)
+    if make is None:
+        return skip("the backend has no product for probes")
+
+    def judge(running: Running, name: str) -> Answer:
+        try:
+            multiply = make(subject.device, name)
+        except UnknownNameError as error:
+            return fault(f"a session runs in it, and there is no product for probes: {error}")
+        for case, (m, k, n) in enumerate(SAME_SHAPES):
+            a, b = normal((m, k), name, case), normal((k, n), name, 100 + case)
+            with running.forward():
+                wanted = (placed(a, name, subject.place) @ placed(b, name, subject.place)).cpu().double()
+            found = multiply(a, b)
+            if found.dtype is not torch.float64 or found.device.type != "cpu":
+                return fault(f"it returns {found.dtype} on {found.device}, and not fp64 in main memory")
+            if not torch.equal(found, wanted):
+                return fault(f"{int((found != wanted).sum())} of {wanted.numel()} elements of a product of {m} x {k} x {n} have other bits")
+        return fine()
+
+    return subject.each_format(judge)
+
+
+def check_probe_contradicts_no_claim(subject: Subject) -> Answer:
+    """A probe of the sums of every plain format finds nothing that the device's row rules out: steps, alignment, register, rounding, promotion, overflow."""
+    make = getattr(subject.backend, "product", None)
+    if make is None:
+        return skip("the backend has no product for probes")
+    answers: dict[str, Answer] = {}
+    for name in PLAIN:
+        plan = subject.plan(name)
+        if isinstance(plan, str):
+            answers[name] = skip(plan)
+            continue
+        claim = claim_for(subject, plan)
+        with subject.running(plan):
+            fingerprint = probe(make(subject.device, name), a=name, b=name, output=name, shapes=QUICK_SHAPES if subject.quick else LONG_SHAPES)
+        findings = {finding.question: finding for finding in compare(fingerprint, claim)}
+        wrong = [
+            f"{question}: {finding.reason}, and the probe finds {finding.probed.values}"
+            for question, finding in findings.items()
+            if finding.verdict == "contradicts"
+        ]
+        counts = {verdict: sum(finding.verdict == verdict for finding in findings.values()) for verdict in ("agrees", "adds", "open")}
+        answers[name] = fault("; ".join(wrong)) if wrong else fine(**counts, calls=fingerprint.calls)
+    return together(answers)
