@@ -209,9 +209,10 @@ def load_record(path: str | os.PathLike[str]) -> Recorded:
     given = Path(path)
     folder = given.parent if given.name == RECORD_FILE else given
     record = decode(folder / RECORD_FILE, read(folder / RECORD_FILE), RunRecord)
-    lines = read(folder / STEPS_FILE).split(b"\n")
+    path = folder / STEPS_FILE
+    lines = read(path).split(b"\n")
     complete = lines[:-1]  # a last line without its newline is one that was being written
-    steps = tuple(decode(folder / STEPS_FILE, line, StepRow, f" line {number}") for number, line in enumerate(complete, 1))
+    steps = tuple(decode(path, line, StepRow, f" line {number}") for number, line in enumerate(complete, 1))
     return Recorded(record, steps)
 
 
