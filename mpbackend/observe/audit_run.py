@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -25,6 +25,19 @@ from mpbackend.observe.portability import look_at_banned, look_at_graph, look_at
 from mpbackend.planning import Plan
 from mpbackend.target import Target, autocast_dtype
 from mpbackend.train.session import Session
+
+
+class Answers(Protocol):
+    """Gives numbers where a step reads the device and tensors have no memory.
+
+    Attributes:
+        overflow: whether the gradients of the step are to have overflowed.
+    """
+
+    overflow: bool
+
+    def __call__(self, tensor: torch.Tensor) -> Any:
+        """Return the number that the read of a scalar gives."""
 
 
 class StepWatch:
@@ -88,7 +101,7 @@ def audit_workload(
     steps: int = 0,
     strict: bool = False,
     basis: Basis = "live",
-    answers: Callable[[torch.Tensor], Any] | None = None,
+    answers: Answers | None = None,
     fp32: bool = True,
     banned: Mapping[str, object] | None = None,
 ) -> AuditDocument:
@@ -121,6 +134,7 @@ def audit_workload(
     watch = StepWatch(auditor, paths, [*workload.model.parameters(), *workload.model.buffers()])
     notes: list[str] = []
     seconds = 0.0
+    overflow = ""
     with warnings.catch_warnings(), target.prepare(workload.model, optimizer, plan=plan) as session:
         watch_session(session, watch)
         try:
@@ -132,6 +146,8 @@ def audit_workload(
             auditor.find("step-failed", "the audited step", describe(error), "see the other findings; they come first")
             session._window.reset()
         watch.observing = False
+        if answers is not None and session.loss_scale.dynamic and not notes:
+            overflow = overflow_path(session, workload, answers, paths, target.device)
         if steps and not notes:
             seconds = timed_steps(session, workload, steps)
     look_at_passes(auditor, plan)
@@ -163,6 +179,7 @@ def audit_workload(
         tokens_per_s=rate_per_s(workload.tokens, seconds),
         mfu=rate.share,
         mfu_basis=rate.basis,
+        overflow=overflow,
         notes=tuple(notes),
     )
 
@@ -176,6 +193,23 @@ def one_step(session: Session, workload: Workload, auditor: Auditor, device: tor
         session.backward(loss)
         with auditor, auditor.phase("optimizer"):
             return session.step()
+
+
+def overflow_path(session: Session, workload: Workload, answers: Answers, paths: ModulePaths, device: torch.device) -> str:
+    """Run one step whose gradients overflow and return in words what it does."""
+    auditor = Auditor(paths, answers=answers, repairs=True)
+    watch_session(session, StepWatch(auditor, paths, [*workload.model.parameters()]))
+    before = session.loss_scale.value
+    answers.overflow = True
+    try:
+        result = one_step(session, workload, auditor, device)
+    finally:
+        answers.overflow = False
+    if result.verdict is not None:
+        return "decided on the device: the fused optimizer reads the verdict itself, and the host waits for nothing"
+    calls = sum(count for (phase, *_), (count, _) in auditor.rows.items() if phase == "optimizer")
+    done = "stepped" if result.stepped else f"skipped, {result.reason}"
+    return f"{done}; loss scale {before:g} -> {session.loss_scale.value:g}; {calls} operations after the backward pass, the optimizer's not among them"
 
 
 def timed_steps(session: Session, workload: Workload, steps: int) -> float:

@@ -42,10 +42,15 @@ def observed_classes(
         "gradients": tensor_bytes([*(tensor.grad for tensor in (*parameters, *masters) if tensor.grad is not None), *gradients]),
         "optimizer state": tensor_bytes(
             [
-                *(master for master in masters if master.untyped_storage().nbytes()),
+                *(master for master in masters if is_held(master)),
                 *(tensor for optimizer in several for tensor in state_tensors(optimizer)),
                 *state,
             ]
         ),
         "communication": {"unknown": 0} if distributed else {},
     }
+
+
+def is_held(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor has memory for its elements: no storage of 0 bytes, and not one element that stands for all of them, as a released copy has."""
+    return tensor.untyped_storage().nbytes() > 0 and (tensor.numel() < 2 or any(tensor.stride()))

@@ -25,6 +25,7 @@ from mpbackend.observe.stand_in import StandIn, runnable
 from mpbackend.plugins import Plugins, load_plugins
 from mpbackend.selection import plan as plan_for
 from mpbackend.target import Target
+from mpbackend.train import casting
 
 KNOWN_TO_TORCH = "target"
 """Device type of a stand-in whose own type torch knows already, and so does not let a process define."""
@@ -47,18 +48,24 @@ def owner_of(device: Device, plugins: Plugins) -> Backend:
 
 
 class Numbers:
-    """Answers for reads of the device: finite, or infinite on the path of an overflow."""
+    """Answers for reads of the device: finite, or infinite on the path of an overflow. 0 is no overflow for a register and for ``found_inf``.
+
+    Attributes:
+        overflow: whether the gradients of the step overflowed.
+    """
 
     def __init__(self) -> None:
         self.overflow = False
+        self._asked = 0
 
     def __call__(self, tensor: torch.Tensor) -> Any:
-        """Return a number of the tensor's kind."""
+        """Return a number of the tensor's kind. On the path of an overflow the first question, whether the loss is finite, has another answer than the rest."""
         if tensor.dtype is torch.bool:
-            return True
-        if not tensor.dtype.is_floating_point:
-            return 1
-        return float("inf") if self.overflow else 1.0
+            self._asked += 1
+            return not self.overflow or self._asked == 1
+        if tensor.device.type == "cpu":
+            return 1  # the count of an optimizer's steps
+        return float("inf") if self.overflow else 0.0
 
 
 def audit_here(request: Request) -> AuditDocument:
@@ -108,8 +115,9 @@ def known(device_type: str) -> bool:
 @contextmanager
 def fake_tensors() -> Iterator[None]:
     """Make tensors without memory inside; a module that is moved gets new parameters, since those of its kind cannot be swapped."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+    casting.Tensor = FakeTensor  # type: ignore[misc, attr-defined] # what a parameter's data is here, where a session refuses classes of wrappers
     original = torch.nn.Module._apply
     moved: dict[int, tuple[Any, torch.Tensor, torch.nn.Parameter]] = {}
 
@@ -152,7 +160,3 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001 - whatever a workload raises is told to the process that asked
             answer = Answer(error=describe(error))
     answered.write_bytes(msgspec.json.encode(answer))
-
-
-if __name__ == "__main__":
-    main()
