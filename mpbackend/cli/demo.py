@@ -5,18 +5,24 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import click
 
 from mpbackend.cli.options import emit, say, split_names, terminal_width, write
 from mpbackend.cli.recipes import fill_table
+from mpbackend.comparison.verdict import Comparison, compare
 from mpbackend.errors import DocumentError
+from mpbackend.matrix import Matrix
 from mpbackend.observe.record import RECORD_FILE, STEPS_FILE, Recorded, load_record
 from mpbackend.plugins import load_plugins
+from mpbackend.report.comparison import VERDICT_TEXT, side_title
+from mpbackend.report.comparison_page import Side, comparison_page, judged
 from mpbackend.report.html import matrix_page
+from mpbackend.report.index_page import Link, Outcome, index_page
 from mpbackend.report.markdown import render
 from mpbackend.report.recipes import cells_report
 from mpbackend.report.rows import RowFilter, rows_report, select_rows
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "mpbackend.examples.gpt"
 RECIPES = "fp32,bf16,fp16"
+BASELINE_RECIPE = "fp32"
 WINDOW_HEIGHT = 24
 """Lines that the progress bars are drawn for; they need three."""
 
@@ -60,18 +67,58 @@ def command(ctx: click.Context, spec: str, recipes: str, single: tuple[str, ...]
     plans = {name: target.plan(name, on_unsupported="emulate") for name in chosen}
     example = importlib.import_module(EXAMPLE)
     say(f"training a small GPT on {target.info.key} ({target.info.name}), {steps} steps under each of {', '.join(plans)}")
-    runs = [train(example, target, plan, out / folder_name(name), steps, seed) for name, plan in plans.items()]
-    emit(runs_report(runs), "text", None)
+    runs = {folder_name(name): train(example, target, plan, out / folder_name(name), steps, seed) for name, plan in plans.items()}
+    emit(runs_report(list(runs.values())), "text", None)
     matrix = target.plugins.matrix()
+    comparisons = compare_runs(runs, out, matrix)
+    say("")
+    for found in comparisons:
+        say(f"{VERDICT_TEXT[found.verdict]}: {side_title(found)}: {found.reasons[0] if found.reasons else found.scope}")
     say("")
     cells = [cell for cell in fill_table(target.plugins, example.SIDE_BY_SIDE) if cell.recipe in SHOWN_RECIPES]
     emit(cells_report(cells), "text", None)
     rows = select_rows(matrix, RowFilter())
     write(matrix_page(matrix, rows, compare=example.SIDE_BY_SIDE), out / "matrix.html")
     write(render(rows_report(matrix, rows, notes=True)), out / "matrix.md")
+    write_pages(runs, comparisons, out)
     say("")
-    say(f"records: {', '.join(str(out / folder_name(name)) for name in plans)}")
+    say(f"records: {', '.join(str(out / name) for name in runs)}")
     say(f"capability matrix: {out / 'matrix.html'} and {out / 'matrix.md'}")
+    say(f"open first: {out / 'index.html'}")
+
+
+def compare_runs(runs: Mapping[str, Recorded], out: Path, matrix: Matrix) -> list[Comparison]:
+    """Return the comparison of each other run with that in fp32, or with the first where there is none.
+
+    Args:
+        runs: folder name to record.
+        out: folder that holds those folders.
+        matrix: says what switches mean.
+    """
+    first = baseline_of(runs)
+    return [compare(out / first, out / name, matrix=matrix) for name in runs if name != first]
+
+
+def baseline_of(runs: Mapping[str, Recorded]) -> str:
+    """Return the folder name of the run that the others are compared with."""
+    return next((name for name, run in runs.items() if run.record.recipe.text == BASELINE_RECIPE), next(iter(runs)))
+
+
+def write_pages(runs: Mapping[str, Recorded], comparisons: Sequence[Comparison], out: Path) -> None:
+    """Write the page of the comparisons, where there are any, and the first page."""
+    first = baseline_of(runs)
+    pages = [Link("matrix.html", "Capability matrix", "what each accelerator computes in, at which level, and who says so; matrix.md holds the same as text")]
+    if comparisons:
+        sides = [Side("baseline", runs[first]), *(Side("candidate", run) for name, run in runs.items() if name != first)]
+        write(comparison_page(sides, [judged(found) for found in comparisons]), out / "comparison.html")
+        pages.insert(0, Link("comparison.html", "Comparison of the runs", "verdicts, curves over each other, and every difference"))
+    outcomes = [Outcome(side_title(found), found.verdict, found.reasons[0] if found.reasons else found.scope) for found in comparisons]
+    records = [
+        Link(f"{quote(name)}/{RECORD_FILE}", run.record.recipe.text, f"{run.record.totals.steps} steps on {run.record.device.key}")
+        for name, run in runs.items()
+    ]
+    text = "A small GPT, trained under several recipes on this device, and what other devices would make of them."
+    write(index_page("Demo", text, pages, outcomes, records, runs_report(list(runs.values())).blocks), out / "index.html")
 
 
 def choose_recipes(single: Sequence[str], joined: str | None) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,11 @@ from click.testing import Result
 
 from mpbackend.cli import demo
 from mpbackend.cli.demo import RECIPES, choose_recipes, clear_record, folder_name
+from mpbackend.device import Device
 from mpbackend.errors import DocumentError
-from mpbackend.observe.record import RECORD_FILE, STEPS_FILE
+from mpbackend.matrix import load_matrix
+from mpbackend.observe.record import RECORD_FILE, STEPS_FILE, RecipeName, Recorded, Run, RunRecord, StepRow
+from mpbackend.observe.record_writer import RecordWriter, count_totals
 
 Invoke = Callable[..., Result]
 
@@ -161,3 +165,49 @@ def test_a_recipe_with_a_comma_is_trained(invoke: Invoke, tmp_path: Path, monkey
     result = invoke("demo", "--recipe", "bf16:loss_scale.init=4096,loss_scale.mode=static", "--steps", "2", "--out", str(tmp_path), "--device", "cpu")
     assert result.stderr == "error: stop here\n"
     assert trained == [("bf16:loss_scale.init=4096,loss_scale.mode=static", tmp_path / "bf16_loss_scale.init_4096_loss_scale.mode_static")]
+
+
+def run_of(recipe: str, out: Path, losses: tuple[float, ...] = (3.0, 2.0)) -> Recorded:
+    """Write a record of a recipe below a folder and return it."""
+    rows = tuple(StepRow(step=number, loss=loss, stepped=True) for number, loss in enumerate(losses, 1))
+    device = Device(key="x86-64", arch="x86-64", name="a processor")
+    record = RunRecord(
+        run=Run(id=recipe, seed=1),
+        environment={},
+        device=device,
+        recipe=RecipeName(text=recipe, hash=recipe, granted=recipe),
+        plan=(),
+        totals=count_totals(rows),
+    )
+    writer = RecordWriter(out / folder_name(recipe))
+    writer.append(rows)
+    writer.write(record)
+    writer.close()
+    return Recorded(record, rows)
+
+
+@pytest.mark.parametrize(("recipes", "first"), [(("bf16", "fp32", "fp16"), "fp32"), (("bf16", "fp16"), "bf16")])
+def test_the_runs_are_compared_with_fp32_or_the_first(tmp_path: Path, recipes: tuple[str, ...], first: str) -> None:
+    runs = {recipe: run_of(recipe, tmp_path) for recipe in recipes}
+    found = demo.compare_runs(runs, tmp_path, load_matrix())
+    assert [comparison.baseline[0].recipe for comparison in found] == [first] * (len(recipes) - 1)
+    assert [comparison.candidate[0].recipe for comparison in found] == [recipe for recipe in recipes if recipe != first]
+
+
+def test_the_first_page_links_what_there_is(tmp_path: Path) -> None:
+    odd = "fp16:loss_scale.init=4096"
+    runs = {folder_name(recipe): run_of(recipe, tmp_path) for recipe in ("fp32", odd)}
+    demo.write_pages(runs, demo.compare_runs(runs, tmp_path, load_matrix()), tmp_path)
+    index = (tmp_path / "index.html").read_text(encoding="utf-8")
+    links = re.findall(r'href="([^#"][^"]*)"', index)
+    assert links == ["data:,", "comparison.html", "matrix.html", "fp32/record.json", f"{folder_name(odd)}/record.json"]
+    assert all((tmp_path / link).is_file() for link in links if link not in ("data:,", "matrix.html"))
+    assert index.count('<article class="verdict') == 1
+    assert "Curves" in (tmp_path / "comparison.html").read_text(encoding="utf-8")
+
+
+def test_one_run_is_not_compared(tmp_path: Path) -> None:
+    runs = {"bf16": run_of("bf16", tmp_path)}
+    demo.write_pages(runs, demo.compare_runs(runs, tmp_path, load_matrix()), tmp_path)
+    assert not (tmp_path / "comparison.html").exists()
+    assert "comparison.html" not in (tmp_path / "index.html").read_text(encoding="utf-8")
