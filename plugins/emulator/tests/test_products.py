@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.attention
 
 from mpbackend.errors import BackendError
 from mpbackend.matrix import Matrix
@@ -190,6 +191,27 @@ def test_fused_attention_is_the_hosts_in_fp32_rounded_once(products_of: Make) ->
     assert torch.equal(out, wanted.bfloat16()), "seeds 1, 2, 3"
     assert query.grad is not None
     assert query.grad.dtype is torch.bfloat16
+
+
+def test_attention_without_a_fused_kernel_is_made_of_emulated_products(products_of: Make) -> None:
+    """Its two products, on a device that converts fp32 to fp16: 1 + 2^-12 is 1."""
+    fine = torch.full((1, 1, 1, 8), 1.0 + 2.0**-12)
+    with EmulatedProducts(products_of("ascend-910a")), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert torch.equal(torch.nn.functional.scaled_dot_product_attention(fine, fine, fine), torch.ones(1, 1, 1, 8))
+
+
+def test_the_number_of_threads_changes_no_bit(products_of: Make) -> None:
+    a, b = normal(70, 300, dtype=torch.bfloat16), normal(300, 90, dtype=torch.bfloat16, seed=12)
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            with EmulatedProducts(products_of("h100")):
+                found.append(torch.addmm(torch.zeros(90, dtype=torch.float32), a.float(), b.float()))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(found[0], found[1]), f"seed {SEED}"
+    assert torch.equal(found[0], found[2])
 
 
 def test_sizes_that_a_row_refuses(matrix: Matrix) -> None:
