@@ -56,10 +56,12 @@ def find_differences(one: ComparedRun, other: ComparedRun, question: Question, m
         question: under ``recipe`` the arithmetic is what is asked about, so that nothing decides.
         matrix: says what switches mean.
     """
+    strayed = list(departed(departures(one, matrix), departures(other, matrix)))
+    told_already = {difference.name for difference in strayed}
     found = [
-        *departed(departures(one, matrix), departures(other, matrix)),
+        *strayed,
         *decided(one.record.plan, other.record.plan),
-        *switched(one, other, matrix),
+        *(difference for difference in switched(one, other, matrix) if difference.name not in told_already),
         *held(one, other),
         *converted(one, other),
         *observed(one, other),
