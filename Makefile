@@ -8,7 +8,7 @@ PIP_OPTIONS := --quiet --disable-pip-version-check --no-input --progress-bar off
 PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 TYPED := mpbackend matrices plugins examples benchmarks tests docs
 
-.PHONY: demo test lint test-slow test-faults test-ascend test-npu test-cuda test-te bench docs clean python-version
+.PHONY: demo test lint test-slow test-faults test-ascend test-npu test-cuda test-te test-browser bench docs clean python-version
 .DEFAULT_GOAL := test
 
 # Threads that wait asleep: on cores that other work shares, waiting busily makes a step ten times slower.
@@ -48,6 +48,16 @@ test-te: $(VENV)/te/.stamp
 
 $(VENV)/te/.stamp: plugins/cuda/requirements-te.txt $(VENV)/.stamp
 	$(BIN)/python -m pip install $(PIP_OPTIONS) --no-deps --target $(VENV)/te -r plugins/cuda/requirements-te.txt
+	touch $@
+
+# Needs a Chromium from the system packages; the screenshots are in build/screenshots.
+test-browser: export MPBACKEND_SCREENSHOTS ?= build/screenshots
+test-browser: $(VENV)/browser/.stamp
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || { echo "no Chromium here; for example: apt-get install chromium" >&2; exit 1; }
+	PYTHONPATH=$(VENV)/browser $(BIN)/python -m pytest tests/browser
+
+$(VENV)/browser/.stamp: requirements-browser.txt $(VENV)/.stamp
+	$(BIN)/python -m pip install $(PIP_OPTIONS) --target $(VENV)/browser -r requirements-browser.txt
 	touch $@
 
 bench: $(BENCH_VENV)/.stamp
