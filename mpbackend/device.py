@@ -44,8 +44,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def address(self) -> str:
-        """What ``select`` takes to get this device: ``backend:index``; the key for a device without a backend."""
-        return f"{self.backend}:{self.index}" if self.backend else self.key
+        """What ``select`` takes to get this device: ``backend:index``, ``backend:key`` where it is emulated; the key for a device without a backend."""
+        return f"{self.backend}:{self.key if self.kind == 'emulated' else self.index}" if self.backend else self.key
 
 
 def device_from_matrix(matrix: Matrix, key: str) -> Device:
