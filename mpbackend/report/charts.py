@@ -63,7 +63,7 @@ def line_chart(title: str, description: str, curves: Sequence[Curve], ident: str
     first, last = min(steps), max(steps)
     parts = [head, grid(axis, first, last)]
     for number, curve in enumerate(curves):
-        parts.append(draw(curve, number, axis, first, last))
+        parts.append(draw(curve, number, len(curves), axis, first, last))
     return Markup("").join(parts) + Markup("</svg>")
 
 
@@ -89,8 +89,8 @@ def step_text(step: int) -> str:
     return f"{step:,}" if abs(step) < 10**12 else f"{'-' if step < 0 else ''}about 10^{len(str(abs(step))) - 1}"
 
 
-def draw(curve: Curve, number: int, axis: Axis | None, first: int, last: int) -> Markup:
-    """Return the line of a curve, its markers, and marks for what is not finite."""
+def draw(curve: Curve, number: int, count: int, axis: Axis | None, first: int, last: int) -> Markup:
+    """Return the line of a curve of ``count``, its markers, and marks for what is not finite. Curves that lie on each other have their markers in turn."""
     placed = [(column_of(step, first, last), value) for step, value in sorted(curve.points, key=lambda point: point[0])]
     runs = list(finite_runs(thin(placed)))
     drawn = [[(LEFT + column, TOP + ROWS * (1 - axis.place(value))) for column, value in run] for run in runs] if axis else []
@@ -100,9 +100,10 @@ def draw(curve: Curve, number: int, axis: Axis | None, first: int, last: int) ->
     if path:
         body.append(Markup('<path class="line" stroke-dasharray="{}" d="{}"/>').format(DASHES[number % len(DASHES)], path))
     spots = [spot for run in drawn for spot in run]
-    every = max(1, -(-len(spots) // MARKED))
-    offset = (number * every // 3) % every
-    body.extend(marker(number, x, y) for x, y in spots[offset::every])
+    every = max(1, min(count, len(spots)), -(-len(spots) // MARKED))
+    offset = number % count * every // count
+    alone = [run[0] for run in drawn if len(run) == 1]
+    body.extend(marker(number, x, y) for x, y in dict.fromkeys([*spots[offset::every], *alone]))
     body.extend(Markup('<path class="lost" d="M{} {}l6 6m0-6l-6 6"/>').format(LEFT + column - 3, TOP - 8) for column in lost)
     return Markup("").join(body) + Markup("</g>")
 
@@ -147,9 +148,9 @@ def finite_runs(points: Sequence[tuple[float, float]]) -> Iterator[list[tuple[fl
 
 
 def path_text(run: Sequence[tuple[float, float]]) -> str:
-    """Return a stretch as path data; a single point becomes a dot, drawn by the round end of a line of no length."""
+    """Return a stretch as path data; a single point is only a marker."""
     text = "L".join(f"{number_text(x)} {number_text(y)}" for x, y in run)
-    return f"M{text}" if len(run) > 1 else f"M{text}h0"
+    return f"M{text}" if len(run) > 1 else ""
 
 
 def number_text(value: float) -> str:

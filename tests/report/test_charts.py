@@ -55,7 +55,7 @@ def test_the_legend_and_the_chart_draw_a_curve_alike() -> None:
 
 
 def test_what_is_not_finite_breaks_the_line_and_is_marked() -> None:
-    text = chart(Curve("a", [(1, 1.0), (2, NAN), (3, 2.0), (4, 3.0), (5, math.inf)]))
+    text = chart(Curve("a", [(0, 1.0), (1, 1.0), (2, NAN), (3, 2.0), (4, 3.0), (5, math.inf)]))
     [path] = lines(text)
     assert path.count("M") == 2
     assert text.count('class="lost"') == 2
@@ -65,9 +65,23 @@ def test_what_is_not_finite_breaks_the_line_and_is_marked() -> None:
 
 
 def test_a_single_point_and_no_point() -> None:
-    assert lines(chart(Curve("a", [(7, 1.0)])))[0].endswith("h0")
+    single = chart(Curve("a", [(7, 1.0)]))
+    assert lines(single) == []
+    assert single.count('class="mark circle"') == 1
+    between = chart(Curve("a", [(1, 1.0), (2, NAN), (3, 2.0), (4, NAN), *((step, 3.0) for step in range(5, 90))]))
+    assert "M50 " in between.partition('class="mark')[2], "a point between two that are lost is a marker"
     assert "not recorded" in chart(Curve("a", []))
     assert "not recorded" in chart()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+@pytest.mark.parametrize("points", [2, 3, 6, 30, 5000])
+def test_curves_on_each_other_have_their_markers_in_turn(count: int, points: int) -> None:
+    root = parsed(chart(*(Curve(str(number), [(step, 1.0 / step) for step in range(1, points + 1)]) for number in range(count))))
+    marks = [{str(mark.get("d")).partition("m")[0] for mark in group if str(mark.get("class")).startswith("mark")} for group in root.iter(f"{SPACE}g")]
+    assert all(1 <= len(places) <= 7 for places in marks)
+    if points >= count:
+        assert len(set().union(*marks)) == sum(map(len, marks))
 
 
 def test_thinning_keeps_the_extremes_of_every_column() -> None:
