@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import statistics
 import warnings
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Literal, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from mpbackend.errors import MpbackendError, describe
 from mpbackend.observe.audit import SavedActivations
-from mpbackend.observe.audit_document import AuditDocument, Basis
+from mpbackend.observe.audit_document import AuditDocument, Basis, MemoryRow, OpRow
 from mpbackend.observe.audit_fallback import leaves_to_host
 from mpbackend.observe.audit_modules import ModulePaths
 from mpbackend.observe.audit_observer import Auditor
+from mpbackend.observe.audit_step import StepWatch, own_step, session_step, watch_session
 from mpbackend.observe.audit_summary import cast_rows, fallback_rows, op_rows, product_rows, request_rows
 from mpbackend.observe.audit_workload import Build, Workload, build_workload
-from mpbackend.observe.classes import observed_classes
+from mpbackend.observe.fake_device import fake_tensors
 from mpbackend.observe.ledger import ledger, mfu, optimizer_key, rate_per_s
-from mpbackend.observe.portability import look_at_banned, look_at_graph, look_at_model, look_at_passes
+from mpbackend.observe.portability import look_at_banned, look_at_model, look_at_passes
 from mpbackend.planning import Plan
 from mpbackend.target import Target, autocast_dtype
 from mpbackend.train.session import Session
@@ -38,58 +40,6 @@ class Answers(Protocol):
 
     def __call__(self, tensor: torch.Tensor) -> Any:
         """Return the number that the read of a scalar gives."""
-
-
-class StepWatch:
-    """Stands where a session's recording stands, and shows one step to an auditor.
-
-    Args:
-        auditor: sees the operations.
-        paths: follows the modules.
-        held: parameters and buffers, which are no activations.
-
-    Attributes:
-        observing: whether the present step is shown.
-        classes: bytes of the five classes by format, read before gradients were cleared.
-    """
-
-    open = False
-    segment = 0
-
-    def __init__(self, auditor: Auditor, paths: ModulePaths, held: list[torch.Tensor]) -> None:
-        self._auditor = auditor
-        self._paths = paths
-        self._activations = SavedActivations(held)
-        self.observing = True
-        self.classes: dict[str, dict[str, int]] = {}
-        self.session: Session | None = None
-
-    def enter(self, phase: Literal["forward", "backward"], stack: ExitStack) -> None:
-        """Observe a pass."""
-        if phase == "forward":
-            stack.enter_context(self._activations)
-        stack.enter_context(self._paths.watch())
-        stack.enter_context(self._auditor)
-
-    def finish_step(self, model: torch.nn.Module, optimizers: Any, *, stepped: bool) -> None:
-        """Read what the step holds."""
-        if self.observing and self.session is not None:
-            weights = self.session.weights
-            self.classes = observed_classes(model, optimizers, self._activations.bytes, state=() if weights is None else weights.held())
-
-    def write(self, *_: object) -> None:
-        """Write nothing: an audit has no record."""
-
-    def close(self) -> None:
-        """Hold nothing that would have to be closed."""
-
-
-def watch_session(session: Session, watch: StepWatch) -> None:
-    """Put a watch where the session's recording stands; the session was prepared without one."""
-    watch.session = session
-    stand_in: Any = watch
-    session._recording = stand_in
-    session._around._recording = stand_in
 
 
 def audit_workload(
@@ -127,82 +77,133 @@ def audit_workload(
     workload = build_workload(build, target.device)
     optimizer = workload.optimizer or torch.optim.AdamW(workload.model.parameters())
     paths = ModulePaths(workload.model)
-    autocast = "" if autocast_dtype(plan) is None else plan.effective.compute.forward
+    dtype = autocast_dtype(plan)
     leaves = leaves_to_host(target.device) if basis == "live" else None
+    autocast = "" if dtype is None else plan.effective.compute.forward
     auditor = Auditor(paths, leaves_device=leaves, strict=strict, autocast=autocast, answers=answers, repairs=basis == "fake")
-    look_at_model(auditor, workload.model, target.device, autocast_dtype(plan), fake=basis == "fake")
-    watch = StepWatch(auditor, paths, [*workload.model.parameters(), *workload.model.buffers()])
-    notes: list[str] = []
-    seconds = 0.0
-    overflow = ""
-    with warnings.catch_warnings(), target.prepare(workload.model, optimizer, plan=plan) as session:
-        watch_session(session, watch)
-        try:
-            one_step(session, workload, auditor, target.device)
-        except MpbackendError:
-            raise
-        except Exception as error:  # noqa: BLE001 - a model may fail in any way; what was seen until then says why
-            notes.append(f"the step failed: {describe(error)}")
-            auditor.find("step-failed", "the audited step", describe(error), "see the other findings; they come first")
-            session._window.reset()
-        watch.observing = False
-        if answers is not None and session.loss_scale.dynamic and not notes:
-            overflow = overflow_path(session, workload, answers, paths, target.device)
-        if steps and not notes:
-            seconds = timed_steps(session, workload, steps)
+    look_at_model(auditor, workload.model, target.device, dtype, fake=basis == "fake")
+    watch = StepWatch(auditor, paths, workload.model, values=basis == "live")
+    ran = Ran()
+    if workload.step is not None:
+        with kept_error(auditor, ran):
+            own_step(workload, watch, auditor, optimizer)
+    else:
+        with warnings.catch_warnings(), target.prepare(workload.model, optimizer, plan=plan) as session:
+            if basis == "live" and plan.effective.params == "fp32":
+                activations["predicted"] = predicted_activations(build, target.device, dtype)
+            watch_session(session, watch)
+            with kept_error(auditor, ran, session):
+                session_step(session, workload, auditor, target.device)
+            watch.observing = False
+            if answers is not None and session.loss_scale.dynamic and not ran.notes:
+                ran.overflow = overflow_path(session, workload, answers, paths, target.device)
+            if steps and not ran.notes:
+                ran.seconds = timed_steps(session, workload, steps)
+    watch.tell()
     look_at_passes(auditor, plan)
     look_at_banned(auditor, banned or {}, plan)
+    made = Made(name or getattr(build, "__qualname__", "workload"), workload, optimizer, basis)
+    return document(made, ran, auditor, plan, target, ledger_of(made, watch, plan, activations), watch.classes)
+
+
+@dataclass
+class Ran:
+    """What a run gave besides operations: the median seconds of a step, the path of an overflow in words, notes."""
+
+    seconds: float = 0.0
+    overflow: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+class Made(NamedTuple):
+    """What was run: name, workload, its optimizer, and how."""
+
+    name: str
+    workload: Workload
+    optimizer: torch.optim.Optimizer
+    basis: Basis
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters."""
+        return sum(parameter.numel() for parameter in self.workload.model.parameters())
+
+
+@contextmanager
+def kept_error(auditor: Auditor, ran: Ran, session: Session | None = None) -> Iterator[None]:
+    """Keep what a model raises as a finding: what was seen until then says why. Errors of mpbackend go on, they are about what was asked."""
+    try:
+        yield
+    except MpbackendError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a model may fail in any way
+        ran.notes.append(f"the step failed: {describe(error)}")
+        auditor.find("step-failed", "the audited step", describe(error), "see the other findings; they come first")
+        if session is not None:
+            session._window.reset()
+
+
+def ledger_of(made: Made, watch: StepWatch, plan: Plan, activations: Mapping[str, Mapping[str, int]]) -> tuple[MemoryRow, ...]:
+    """Return the ledger of a step; predictions where its optimizer is modeled and a session ran it."""
+    known = key_of(made.optimizer) if made.workload.step is None else None
+    return ledger(watch.classes, plan.effective, made.parameters, known, activations)
+
+
+def document(
+    made: Made, ran: Ran, auditor: Auditor, plan: Plan, target: Target, memory: tuple[MemoryRow, ...], classes: Mapping[str, Mapping[str, int]]
+) -> AuditDocument:
+    """Return the document of an audit.
+
+    Args:
+        made: what was run.
+        ran: what the run gave.
+        auditor: what was seen.
+        plan: the plan.
+        target: the target.
+        memory: the ledger.
+        classes: bytes of the five classes by format.
+    """
     seen = auditor.summary()
-    parameters = sum(parameter.numel() for parameter in workload.model.parameters())
-    rate = mfu(flops_by_compute(auditor, plan), accumulate_of(plan), seconds, target.plugins.matrix(), plan.device.key)
+    matrix = target.plugins.matrix()
+    ops = op_rows(auditor, plan)
+    rate = mfu(flops_by_compute(ops), accumulate_of(plan), ran.seconds, matrix, plan.device.key)
     return AuditDocument(
-        workload=name or getattr(build, "__qualname__", "workload"),
+        workload=made.name,
         device=plan.device.key,
         recipe=plan.recipe,
         granted=plan.granted,
-        basis=basis,
+        basis=made.basis,
         torch=str(torch.__version__),
-        parameters=parameters,
+        parameters=made.parameters,
         flops=seen.flops,
         effective=seen.effective,
         shares=seen.shares,
         uncounted=seen.uncounted,
-        ops=op_rows(auditor, plan),
-        products=product_rows(auditor, target.plugins.matrix(), plan.device.arch, seen.flops),
+        ops=ops,
+        products=product_rows(auditor, matrix, plan.device.arch, seen.flops),
         casts=cast_rows(auditor),
         fallbacks=fallback_rows(auditor),
-        requests=tuple(request_rows(plan, seen, watch.classes)),
-        memory=ledger(watch.classes, plan.effective, parameters, key_of(optimizer), activations),
+        requests=tuple(request_rows(plan, seen, classes)),
+        memory=memory,
         findings=tuple(auditor.findings),
-        tokens=workload.tokens,
-        seconds=seconds,
-        tokens_per_s=rate_per_s(workload.tokens, seconds),
+        tokens=made.workload.tokens,
+        seconds=ran.seconds,
+        tokens_per_s=rate_per_s(made.workload.tokens, ran.seconds),
         mfu=rate.share,
         mfu_basis=rate.basis,
-        overflow=overflow,
-        notes=tuple(notes),
+        overflow=ran.overflow,
+        notes=tuple(ran.notes),
     )
-
-
-def one_step(session: Session, workload: Workload, auditor: Auditor, device: torch.device) -> Any:
-    """Run one step, shown to the auditor; returns its result."""
-    with auditor.timing():
-        with session.autocast():
-            loss = workload.loss()
-        look_at_graph(auditor, loss, device)
-        session.backward(loss)
-        with auditor, auditor.phase("optimizer"):
-            return session.step()
 
 
 def overflow_path(session: Session, workload: Workload, answers: Answers, paths: ModulePaths, device: torch.device) -> str:
     """Run one step whose gradients overflow and return in words what it does."""
     auditor = Auditor(paths, answers=answers, repairs=True)
-    watch_session(session, StepWatch(auditor, paths, [*workload.model.parameters()]))
+    watch_session(session, StepWatch(auditor, paths, workload.model, values=False))
     before = session.loss_scale.value
     answers.overflow = True
     try:
-        result = one_step(session, workload, auditor, device)
+        result = session_step(session, workload, auditor, device)
     finally:
         answers.overflow = False
     if result.verdict is not None:
@@ -234,16 +235,35 @@ def fp32_activations(build: Build, target: Target) -> dict[str, int]:
     return saved.bytes
 
 
+def predicted_activations(build: Build, device: torch.device, dtype: torch.dtype | None) -> dict[str, int]:
+    """Return what a forward pass keeps for backward, by format, counted on tensors without memory.
+
+    To be called while the session is live whose step is predicted: its operator policy stands then.
+
+    Args:
+        build: makes the workload.
+        device: where.
+        dtype: format of autocast; None for fp32.
+    """
+    with fake_tensors():
+        workload = build_workload(build, device)
+        saved = SavedActivations([*workload.model.parameters(), *workload.model.buffers()])
+        with saved, torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+            loss = workload.loss()
+        del loss
+    return saved.bytes
+
+
 def key_of(optimizer: torch.optim.Optimizer) -> str | None:
     """Return the key of an optimizer's memory; None for one that is not modeled."""
     first = optimizer.param_groups[0]
     return optimizer_key(type(optimizer).__name__, momentum=bool(first.get("momentum")), amsgrad=bool(first.get("amsgrad")))
 
 
-def flops_by_compute(auditor: Auditor, plan: Plan) -> Mapping[str, int]:
+def flops_by_compute(ops: Iterable[OpRow]) -> dict[str, int]:
     """Return the FLOPs of forward and backward by the format that was computed in."""
     found: dict[str, int] = {}
-    for row in op_rows(auditor, plan):
+    for row in ops:
         if row.flops and row.phase != "optimizer":
             found[row.compute] = found.get(row.compute, 0) + row.flops
     return found

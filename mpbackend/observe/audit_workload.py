@@ -25,12 +25,15 @@ class Workload:
         loss: runs one forward pass and returns the scalar loss.
         optimizer: updates the model; AdamW with its defaults when omitted.
         tokens: tokens of a step, for the rate; 0 when that means nothing here.
+        step: a whole training step of a loop of one's own, run as it is instead of a session's: its autocast, its scaler and its ``optimizer``. The plan then
+            says what is asked, and not what is done.
     """
 
     model: torch.nn.Module
     loss: Callable[[], torch.Tensor]
     optimizer: torch.optim.Optimizer | None = None
     tokens: int = 0
+    step: Callable[[], object] | None = None
 
 
 Build = Callable[[torch.device], "Workload | tuple[torch.nn.Module, Callable[[], torch.Tensor]]"]

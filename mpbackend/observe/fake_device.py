@@ -6,7 +6,8 @@ torch lets a process define one device type in Python, once, and that changes wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -83,6 +84,41 @@ def define_device(name: str) -> str:
         keys = torch._C._dispatch_keys(torch.empty(1, device=name))
     known = torch._C.DispatchKey
     return next(key for key in dir(known) if key.startswith("Autocast") and keys.has(getattr(known, key)))
+
+
+@contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Make tensors without memory inside; a module that is moved gets new parameters, since those of its kind cannot be swapped."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # a second to import
+
+    original = torch.nn.Module._apply
+    moved: dict[int, tuple[Any, torch.Tensor, torch.nn.Parameter]] = {}
+
+    def apply(self: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
+        if recurse:
+            for child in self.children():
+                child._apply(fn)
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                if parameter is None:
+                    continue
+                kept = moved.get(id(parameter))
+                if kept is None or kept[0] is not fn or kept[1] is not parameter:
+                    made = fn(parameter)
+                    new = parameter if made is parameter else torch.nn.Parameter(made, parameter.requires_grad)
+                    kept = moved[id(parameter)] = (fn, parameter, new)
+                self._parameters[name] = kept[2]
+            for name, buffer in self._buffers.items():
+                if buffer is not None:
+                    self._buffers[name] = fn(buffer)
+        return self
+
+    torch.nn.Module._apply = apply  # type: ignore[method-assign] # until the end of this context
+    try:
+        with FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True):
+            yield
+    finally:
+        torch.nn.Module._apply = original  # type: ignore[method-assign]
 
 
 class Casts:

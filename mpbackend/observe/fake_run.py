@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from mpbackend.backend import Backend
 from mpbackend.device import Device, device_from_matrix
@@ -20,7 +19,7 @@ from mpbackend.observe.audit_run import audit_workload
 from mpbackend.observe.audit_target import Answer, Request
 from mpbackend.observe.audit_workload import find_build
 from mpbackend.observe.fake_attention import route_attention
-from mpbackend.observe.fake_device import AutocastPolicy, define_device
+from mpbackend.observe.fake_device import AutocastPolicy, define_device, fake_tensors
 from mpbackend.observe.stand_in import StandIn, runnable
 from mpbackend.plugins import Plugins, load_plugins
 from mpbackend.selection import plan as plan_for
@@ -88,6 +87,7 @@ def audit_here(request: Request) -> AuditDocument:
     kernels = (AutocastPolicy(name, key, policy, banned.setdefault), route_attention(key))  # stand as long as these are held
     overflow = matrix.overflow(model.arch)
     stand_in = StandIn(device, key, policy, saturates=overflow is not None and overflow.mode == "saturating" and overflow.status_register is True)
+    casting.Tensor = FakeTensor  # type: ignore[attr-defined] # what a parameter's data is here, where a session refuses classes of wrappers
     with fake_tensors():
         target = Target(stand_in, device, plugins)
         audit = audit_workload(
@@ -110,42 +110,6 @@ def known(device_type: str) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-@contextmanager
-def fake_tensors() -> Iterator[None]:
-    """Make tensors without memory inside; a module that is moved gets new parameters, since those of its kind cannot be swapped."""
-    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-
-    casting.Tensor = FakeTensor  # type: ignore[misc, attr-defined] # what a parameter's data is here, where a session refuses classes of wrappers
-    original = torch.nn.Module._apply
-    moved: dict[int, tuple[Any, torch.Tensor, torch.nn.Parameter]] = {}
-
-    def apply(self: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
-        if recurse:
-            for child in self.children():
-                child._apply(fn)
-        with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                if parameter is None:
-                    continue
-                kept = moved.get(id(parameter))
-                if kept is None or kept[0] is not fn or kept[1] is not parameter:
-                    made = fn(parameter)
-                    new = parameter if made is parameter else torch.nn.Parameter(made, parameter.requires_grad)
-                    kept = moved[id(parameter)] = (fn, parameter, new)
-                self._parameters[name] = kept[2]
-            for name, buffer in self._buffers.items():
-                if buffer is not None:
-                    self._buffers[name] = fn(buffer)
-        return self
-
-    torch.nn.Module._apply = apply  # type: ignore[method-assign] # this process does nothing else
-    try:
-        with FakeTensorMode(allow_fallback_kernels=False):
-            yield
-    finally:
-        torch.nn.Module._apply = original  # type: ignore[method-assign]
 
 
 def main() -> None:

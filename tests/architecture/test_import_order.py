@@ -94,6 +94,7 @@ WITH_TORCH: tuple[tuple[str, ...], ...] = (
     ("train.session",),
     ("target",),
     ("observe.fake_attention", "observe.fake_device", "observe.portability", "observe.stand_in"),
+    ("observe.audit_step",),
     ("observe.audit_run",),
     ("observe.fake_run",),
     ("conformance.lowering",),
