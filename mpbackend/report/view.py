@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
 from mpbackend.capability import LEVELS, Cited, EvidenceKind, Level, Row, Source
@@ -191,4 +192,7 @@ def bytes_text(count: int) -> str:
 def size_text(size: int) -> str:
     """Return bytes in the largest binary unit that leaves a number of at least 1: ``64.0 MiB``."""
     power = min((abs(size).bit_length() - 1) // 10 if size else 0, len(SIZE_UNITS) - 1)
-    return f"{size} B" if power == 0 else f"{size / 1024**power:.1f} {SIZE_UNITS[power]}"
+    if power == 0:
+        return f"{size} B"
+    tenths = round(Fraction(10 * abs(size), 1024**power))  # a stranger's record may hold more than a float does
+    return f"{'-' if size < 0 else ''}{tenths // 10}.{tenths % 10} {SIZE_UNITS[power]}"
