@@ -10,28 +10,25 @@ from torch import Tensor
 
 from mpbackend.conformance.answer import Answer, fault, fine, skip, together
 from mpbackend.conformance.operands import SEED
-from mpbackend.conformance.subject import DTYPES, Subject
+from mpbackend.conformance.subject import DTYPES, Running, Subject
 from mpbackend.formats import FORMATS
 from mpbackend.inquiry import ask_implementations
 from mpbackend.numerics.rounding_rules import round_value
 
 NARROW = ("bf16", "fp16")
 LOW_BIT = ("fp8_e4m3", "fp8_e5m2")
-RANDOM = 1500
+RANDOM = 500
 
 
 def check_cast_rounding(subject: Subject) -> Answer:
     """Casts from fp32 to bf16 and fp16 round to nearest, ties to even, subnormals kept; overflow gives inf, or the largest value on a device that saturates."""
-    return together({name: rounding(subject, name) for name in NARROW})
+    return subject.each_format(lambda running, name: rounding(subject, running, name), NARROW)
 
 
-def rounding(subject: Subject, name: str) -> Answer:
+def rounding(subject: Subject, running: Running, name: str) -> Answer:
     """Return the answer about casts from fp32 to one format."""
-    plan = subject.plan(name)
-    if isinstance(plan, str):
-        return skip(plan)
     values = numbers(name)
-    with subject.running(plan) as running, running.backward():
+    with running.backward():
         found = values.to(subject.place).to(DTYPES[name]).cpu().double()
     limit = FORMATS[name].max if saturates(subject) else math.inf
     wanted = [max(-limit, min(limit, round_value(value, name))) for value in values.double().tolist()]
@@ -66,46 +63,53 @@ def saturates(subject: Subject) -> bool:
 
 
 def check_casts_back(subject: Subject) -> Answer:
-    """Every bf16 and fp16 code goes to fp32 and back unchanged, subnormals, infinities and both zeros too, and NaN stays NaN."""
-    answers: dict[str, Answer] = {}
-    for name in NARROW:
+    """Every bf16 and fp16 code goes to fp32 and back unchanged, subnormals and both zeros too; where nothing saturates also infinities, and NaN stays NaN."""
+
+    def judge(running: Running, name: str) -> Answer:
         codes = torch.arange(2**16, dtype=torch.int32).to(torch.int16)
         values = codes.view(DTYPES[name])
-        wide = values.to(subject.place).float()
-        back = wide.to(DTYPES[name]).cpu()
+        codes, values = (tensor[values.isfinite()] for tensor in (codes, values)) if saturates(subject) else (codes, values)
+        with running.backward():
+            wide = values.to(subject.place).float()
+            back = wide.to(DTYPES[name]).cpu()
         number = ~values.isnan()
         changed = (back.view(torch.int16) != codes) & number
         widened = (wide.cpu().double() != values.double()) & number
         lost = ~back.isnan() & ~number
-        if bool(changed.any() or widened.any() or lost.any()):
-            first = int((changed | widened | lost).nonzero()[0])
-            answers[name] = fault(f"code {first:#06x}, {values[first].item():g}, becomes {wide[first].item():g} and then {back[first].item():g}")
-        else:
-            answers[name] = fine()
-    return together(answers)
+        if not bool((changed | widened | lost).any()):
+            return fine(codes=len(codes))
+        first = int((changed | widened | lost).nonzero()[0])
+        return fault(f"{values[first].item():g} becomes {wide[first].item():g} and then {back[first].item():g}")
+
+    return subject.each_format(judge, NARROW)
 
 
 def check_low_bit_casts(subject: Subject) -> Answer:
     """Every code of fp8_e4m3 and fp8_e5m2 has the value that the specification gives it, and finite numbers in range are rounded to the nearest."""
+    plan = subject.plan("bf16")
+    if isinstance(plan, str):
+        return skip(plan)
     rows = [row for row in ask_implementations(subject.backend, subject.device) if row.level is not None]
-    answers: dict[str, Answer] = {}
-    for name in LOW_BIT:
-        if not any(name in (row.a, row.b) for row in rows):
-            answers[name] = skip("no product in it runs here")
-            continue
-        spec = FORMATS[name]
-        dtype: torch.dtype = getattr(torch, str(spec.torch_dtype))
+    with subject.running(plan) as running:
+        computed = {name: any(name in (row.a, row.b) for row in rows) for name in LOW_BIT}
+        return together({name: codes_and_rounding(subject, running, name) if computed[name] else skip("no product in it runs here") for name in LOW_BIT})
+
+
+def codes_and_rounding(subject: Subject, running: Running, name: str) -> Answer:
+    """Return the answer about one 8-bit format: what its codes are worth, and what a cast to it gives."""
+    spec = FORMATS[name]
+    dtype: torch.dtype = getattr(torch, str(spec.torch_dtype))
+    with running.backward():
         decoded = torch.arange(256, dtype=torch.int32).to(torch.uint8).to(subject.place).view(dtype).float().cpu().tolist()
-        wrong = [code for code, value in enumerate(decoded) if value != spec.value(code) and not (math.isnan(value) and math.isnan(spec.value(code)))]
-        if wrong:
-            answers[name] = fault(f"code {wrong[0]:#04x} is {decoded[wrong[0]]:g}, not {spec.value(wrong[0]):g}")
-            continue
-        generator = torch.Generator().manual_seed(SEED)
-        values = torch.randn(RANDOM, generator=generator) * 2.0 ** torch.randint(-9, 6, (RANDOM,), generator=generator)
-        finite = sorted({spec.value(code) for code in range(256) if math.isfinite(spec.value(code))})
-        middles = torch.tensor([(low + high) / 2 for low, high in itertools.pairwise(finite)])
-        every = torch.cat((values, middles)).clamp(-spec.max, spec.max)
-        found = every.to(subject.place).to(dtype).float().cpu().tolist()
-        faults = [(value, got) for value, got in zip(every.tolist(), found, strict=True) if got != round_value(value, name)]
-        answers[name] = fault(f"{faults[0][0]:.9g} becomes {faults[0][1]:g}, not {round_value(faults[0][0], name):g}") if faults else fine(values=len(found))
-    return together(answers)
+    values = [spec.value(code) for code in range(256)]
+    wrong = [code for code, value in enumerate(decoded) if value != values[code] and not (math.isnan(value) and math.isnan(values[code]))]
+    if wrong:
+        return fault(f"code {wrong[0]:#04x} is {decoded[wrong[0]]:g}, not {values[wrong[0]]:g}")
+    generator = torch.Generator().manual_seed(SEED)
+    random = torch.randn(RANDOM, generator=generator) * 2.0 ** torch.randint(-9, 6, (RANDOM,), generator=generator)
+    middles = torch.tensor([(low + high) / 2 for low, high in itertools.pairwise(sorted({value for value in values if math.isfinite(value)}))])
+    numbers = torch.cat((random, middles)).clamp(-spec.max, spec.max)
+    with running.backward():
+        found = numbers.to(subject.place).to(dtype).float().cpu().tolist()
+    faults = [(value, got) for value, got in zip(numbers.tolist(), found, strict=True) if got != round_value(value, name)]
+    return fault(f"{faults[0][0]:.9g} becomes {faults[0][1]:g}, not {round_value(faults[0][0], name):g}") if faults else fine(values=len(found))
