@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mpbackend.formats import FORMATS
 from mpbackend.numerics.arithmetic import Arithmetic
+from mpbackend.numerics.fingerprint import Tree
 from mpbackend.numerics.matmul import mm
 from mpbackend.numerics.probe_model import ROUNDINGS
 from mpbackend.numerics.probe_rows import Prober
@@ -168,11 +169,14 @@ class Found(NamedTuple):
 
     Attributes:
         candidates: arithmetics that give everything seen; they differ in their sums only.
-        free: fields outside the sums to the values that nothing seen tells apart, as the first candidate shows them; the candidates have the first of each.
+        free: fields outside the sums to the values that nothing seen tells apart, as the first candidate that gives everything shows them; the candidates
+            have the first of each.
+        tree: the order of the sums where there is no candidate and it could be read.
     """
 
     candidates: list[Arithmetic]
     free: dict[str, list[Any]]
+    tree: Tree | None = None
 
     def settled(self, options: Sequence[Arithmetic], fields: Sequence[str]) -> Found:
         """Return the candidates with fields of the first option; the other options' values are free."""
@@ -184,7 +188,7 @@ class Found(NamedTuple):
 
 
 def finished(found: Found, shape: Shape, prober: Prober, storages: tuple[str, str]) -> Found:
-    """Return candidates with what becomes of tiny sums and of subnormal results; the first stands for all.
+    """Return candidates with what becomes of tiny sums and of subnormal results; one stands for all.
 
     Args:
         found: candidates whose sums are known.
@@ -192,19 +196,19 @@ def finished(found: Found, shape: Shape, prober: Prober, storages: tuple[str, st
         prober: the device.
         storages: formats that the operands are stored in.
     """
-    if not found.candidates:
-        return found
     tiny = [see(kind, shape, prober, *storages) for kind in ("tiny", "tiniest")]
-    first = found.candidates[0]
-    floor = 1 - FORMATS[first.register].bias
-    lowest = [None] if first.fraction_bits is None else [None, *range(floor - LOWEST_TRIED + 1, floor + 1)]
-    plain = matching(widened([first], output_subnormals=SUBNORMALS), tiny)
-    options = matching(widened(plain or [first], zero_exponent=lowest, output_subnormals=SUBNORMALS), tiny)
-    return found.settled(options, ("zero_exponent", "output_subnormals"))
+    for number, first in enumerate(found.candidates):
+        floor = 1 - FORMATS[first.register].bias
+        lowest = [None] if first.fraction_bits is None else [None, *range(floor - LOWEST_TRIED + 1, floor + 1)]
+        plain = matching(widened([first], output_subnormals=SUBNORMALS), tiny)
+        options = matching(widened(plain or [first], zero_exponent=lowest, output_subnormals=SUBNORMALS), tiny)
+        if options:
+            return Found(found.candidates[number:], found.free).settled(options, ("zero_exponent", "output_subnormals"))
+    return Found([], {})
 
 
 def converted(found: Found, shape: Shape, prober: Prober, storages: tuple[str, str]) -> Found:
-    """Return candidates with the formats and the rounding that operands are converted to, and what becomes of subnormal ones; the first stands for all.
+    """Return candidates with the formats and the rounding that operands are converted to, and what becomes of subnormal ones; one stands for all.
 
     Args:
         found: candidates whose sums and results are known; their operands' formats are the claimed ones.
@@ -212,15 +216,15 @@ def converted(found: Found, shape: Shape, prober: Prober, storages: tuple[str, s
         prober: the device.
         storages: formats that the operands are stored in.
     """
-    if not found.candidates:
-        return found
-    first = found.candidates[0]
-    left, right = (see(kind, shape, prober, *storages) for kind in ("left", "right"))
-    lefts = matching(widened([first], a=operand_formats(storages[0], first.a), operand_rounding=ROUNDINGS), [left])
-    rights = matching(widened([first], b=operand_formats(storages[1], first.b), operand_rounding=ROUNDINGS), [right])
-    pairs = {(x.a, y.b, x.operand_rounding) for x in lefts for y in rights if x.operand_rounding == y.operand_rounding}
-    ordered = sorted(pairs, key=lambda pair: (pair[0] != first.a, pair[1] != first.b, pair[2]))
-    full, subnormal = (see(kind, shape, prober, *storages) for kind in ("full", "subnormal"))
-    options = [msgspec.structs.replace(first, a=a, b=b, operand_rounding=rounding) for a, b, rounding in ordered]
-    options = matching(widened(matching(options, [full]), operand_subnormals=SUBNORMALS), [subnormal])
-    return found.settled(options, ("a", "b", "operand_rounding", "operand_subnormals"))
+    kinds: tuple[Kind, ...] = ("left", "right", "full", "subnormal")
+    left, right, full, subnormal = (see(kind, shape, prober, *storages) for kind in kinds)
+    for number, first in enumerate(found.candidates):
+        lefts = matching(widened([first], a=operand_formats(storages[0], first.a), operand_rounding=ROUNDINGS), [left])
+        rights = matching(widened([first], b=operand_formats(storages[1], first.b), operand_rounding=ROUNDINGS), [right])
+        pairs = {(x.a, y.b, x.operand_rounding) for x in lefts for y in rights if x.operand_rounding == y.operand_rounding}
+        ordered = sorted(pairs, key=lambda pair: (pair[0] != found.candidates[0].a, pair[1] != found.candidates[0].b, pair[2]))
+        options = [msgspec.structs.replace(first, a=a, b=b, operand_rounding=rounding) for a, b, rounding in ordered]
+        options = matching(widened(matching(options, [full]), operand_subnormals=SUBNORMALS), [subnormal])
+        if options:
+            return Found(found.candidates[number:], found.free).settled(options, ("a", "b", "operand_rounding", "operand_subnormals"))
+    return Found([], {})

@@ -100,7 +100,7 @@ class Reader:
 
     def children(self, leaves: list[int], size: int) -> list[int] | None:
         """Return the subtrees that the leaves form under a sum of a size: one, or several that are added at once."""
-        found = []
+        found: list[int] = []
         while leaves:
             if len(leaves) == 1:
                 return [*found, leaves[0]]
@@ -178,8 +178,7 @@ def reference(tree: Tree, a: Tensor, b: Tensor, output: str) -> Tensor:
     for children in tree.nodes:
         terms = [values[child] for child in children]
         values.append(to_fp32(odd_sum(terms), tree.flushed))
-    result = round_to(values[-1], output, subnormals="flushed" if tree.flushed else "kept")
-    return result
+    return round_to(values[-1], output, subnormals="flushed" if tree.flushed else "kept")
 
 
 def flush(x: Tensor) -> Tensor:

@@ -15,17 +15,26 @@ import torch
 from mpbackend.errors import BackendError
 from mpbackend.formats import FORMATS, parse_format
 from mpbackend.numerics.arithmetic import Arithmetic
-from mpbackend.numerics.fingerprint import NOTHING_TOLD, QUESTIONS, Answer, Fingerprint, ShapeAnswer, Value, claim
-from mpbackend.numerics.probe_check import LOWEST_TRIED, OF_SUMS, Found, Seen, confirmed, converted, finished, matching, see
-from mpbackend.numerics.probe_model import ROUNDINGS, Layout
+from mpbackend.numerics.fingerprint import Answer, Fingerprint, ShapeAnswer, Tree
+from mpbackend.numerics.oracle import BYTE_PAIRS, byte_pairs
+from mpbackend.numerics.probe_answers import answers, differences
+from mpbackend.numerics.probe_check import OF_SUMS, Found, Seen, confirmed, converted, finished, matching, see
+from mpbackend.numerics.probe_model import Layout
 from mpbackend.numerics.probe_rows import Prober, Product, Row
 from mpbackend.numerics.probe_steps import Shape, intervals, layouts, step_scan
-from mpbackend.numerics.probe_sums import Bank, alignment_rows, arithmetics, fit, holds, random_rows, register_rows
+from mpbackend.numerics.probe_sums import Bank, alignment_rows, arithmetics, fit, random_rows, register_rows
+from mpbackend.numerics.probe_tree import chain, read_tree, reference
 
 SHAPES: tuple[Shape, ...] = ((64, 64, 64), (64, 64, 256), (16, 16, 1024))
 """Libraries choose a kernel by the shape: a small one, one of several steps of any unit, and one long enough for late promotions."""
 
 PRODUCTS_MAX = 1200
+
+WIDEST_TREE = 256
+"""Products up to which the order of a sum is read as a tree."""
+
+SMALL_STEP = 2
+"""Steps whose order and promotion the scans do not tell: random products do, so the first description that gives them is taken."""
 
 
 def probe(
@@ -110,6 +119,7 @@ class Probe:
             storage_a=self.storages[0],
             storage_b=self.storages[1],
             answers=self.answers(found),
+            tree=found.tree,
             shapes=tuple(listed),
             calls=self.prober.calls,
         )
@@ -125,18 +135,29 @@ class Probe:
     def identify(self, shape: Shape) -> Found:
         """Return all arithmetics of aligned steps that give everything seen at a shape."""
         saturating = self.saturates(shape)
+        seen = self.seen(shape)
         lost, kept = step_scan(self.prober, shape)
         found: list[Arithmetic] = []
-        for layout in layouts(lost, kept, shape[2]):
+        possible = layouts(lost, kept, shape[2])
+        if possible and max(layout.products for layout in possible) <= SMALL_STEP and shape[2] <= WIDEST_TREE:
+            tree = read_tree(self.prober, shape)
+            order = None if tree is None else chain(tree)
+            if order is not None and order not in (list(range(shape[2])), byte_pairs(shape[2] + -shape[2] % BYTE_PAIRS)):
+                # One product after the other, but in an order that no aligned unit is modeled with.
+                return self.from_tree(shape)
+        for layout in sorted(possible, key=lambda layout: layout.order != "sequential"):
+            if found and layout.products <= SMALL_STEP and layout.order != "sequential":
+                continue
             for interval in intervals(self.prober, shape, layout, narrow=bool(lost)):
-                if interval == layout.products == 1 and found:
-                    # A register that is promoted after every product is its outer sum: the plainer description was found.
+                if found and layout.products <= SMALL_STEP and interval == layout.products:
+                    # A register that is promoted after every step is hardly more than the products: a plainer description gives all the bits.
                     continue
                 for promoted in ("fp32", "fp16") if interval else ("fp32",):
-                    found += self.fitting(shape, layout._replace(interval=interval, promoted=promoted), saturating)
-        left = Found(matching(found, self.seen(shape)), {})
-        left = converted(finished(left, shape, self.prober, self.storages), shape, self.prober, self.storages)
-        return Found(confirmed(left.candidates, self.full(shape)), left.free)
+                    fitting = self.fitting(shape, layout._replace(interval=interval, promoted=promoted), saturating)
+                    found += confirmed(matching(fitting, seen), seen)
+        left = converted(finished(Found(found, {}), shape, self.prober, self.storages), shape, self.prober, self.storages)
+        candidates = confirmed(left.candidates, self.full(shape))
+        return Found(candidates, left.free) if candidates else self.from_tree(shape)
 
     def fitting(self, shape: Shape, layout: Layout, saturating: bool) -> list[Arithmetic]:
         """Return the registers that queries leave possible for one layout."""
@@ -156,52 +177,33 @@ class Probe:
 
     def shape_answer(self, shape: Shape, found: Found, differs: Sequence[str] = ()) -> ShapeAnswer:
         """Return how many elements of random products the first candidate gives."""
-        if not found.candidates:
+        if not found.candidates and found.tree is None:
             return ShapeAnswer(shape=shape, verified=0, differing=shape[0] * shape[1], differs=tuple(differs))
         entries = self.full(shape)
-        differing = sum(entry.differing(found.candidates[0], None) for entry in entries)
+        tree = found.tree
+        differing = sum(entry.differing(found.candidates[0], None) if tree is None else self.off_tree(tree, entry) for entry in entries)
         total = shape[0] * shape[1] * len(entries)
         return ShapeAnswer(shape=shape, verified=total - differing, differing=differing, differs=tuple(differs))
 
     def answers(self, found: Found) -> dict[str, Answer]:
-        """Return an answer to every question from the candidates that are left."""
-        return {question: answer(question, found) for question in QUESTIONS}
+        """Return an answer to every question from what is left."""
+        return answers(found, *self.storages)
 
+    def from_tree(self, shape: Shape) -> Found:
+        """Return the order of the sums as a tree if its exact evaluation gives all elements of random products, with subnormal numbers kept or flushed."""
+        if shape[2] > WIDEST_TREE:
+            return Found([], {})
+        tree = read_tree(self.prober, shape)
+        if tree is None:
+            return Found([], {})
+        seen = [*self.full(shape), *(see(kind, shape, self.prober, *self.storages) for kind in ("subnormal", "tiny", "tiniest"))]
+        for flushed in (False, True):
+            entry = msgspec.structs.replace(tree, flushed=flushed)
+            if not any(self.off_tree(entry, product) for product in seen):
+                return Found([], {}, entry)
+        return Found([], {})
 
-def answer(question: str, found: Found) -> Answer:
-    """Return the values that are left for a question."""
-    candidates = found.candidates
-    if not candidates:
-        return Answer(reason="no unit of aligned steps gives the bits of these products")
-    if question == "output_rounding" and all(holds(x.output, x.register) and (x.promotion_interval is None or holds(x.output, x.promoted)) for x in candidates):
-        return Answer(reason="the result has every number of the sum: nothing is rounded")
-    if question == "zero_exponent" and any(candidate.fraction_bits is None for candidate in candidates):
-        return Answer(reason="an exact step is not aligned")
-    if question == "zero_exponent" and len(found.free[question]) > LOWEST_TRIED:
-        return Answer(reason="no sum of these operands is small enough")
-    if question == "operand_rounding" and len(found.free[question]) == len(ROUNDINGS):
-        return Answer(reason="no operand is rounded, or no product tells how")
-    options = [msgspec.structs.replace(candidates[0], **{question: value}) for value in found.free.get(question, [])]
-    values: list[Value] = []
-    for candidate in options or candidates:
-        value = claim(candidate, question)
-        if value is not None and value not in values:
-            values.append(value)
-    if not values:
-        return Answer(reason="nothing is promoted")
-    return Answer(values=tuple(values), reason=f"{NOTHING_TOLD} these apart" if len(values) > 1 else "")
-
-
-def differences(first: dict[str, Answer], second: dict[str, Answer]) -> list[str]:
-    """Return the questions whose answers have no value in common, a line each."""
-    lines = []
-    for question, found in second.items():
-        before = first[question]
-        if not set(before.values) & set(found.values) and (before.values or found.values):
-            lines.append(f"{QUESTIONS[question]}: {listed(found)} instead of {listed(before)}")
-    return lines
-
-
-def listed(found: Answer) -> str:
-    """Return the values of an answer, or that there is none."""
-    return ", ".join(str(value) for value in found.values) or "not told"
+    def off_tree(self, tree: Tree, product: Seen) -> int:
+        """Return how many elements of a product a tree does not give."""
+        expected = reference(tree, product.left, product.right, self.output)
+        return int((~((expected == product.result) | (expected.isnan() & product.result.isnan()))).sum())
