@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 
-COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
 """Keys whose kernels are made of other operations, which are then looked at by themselves."""
+
+THROUGH_OUT = "CompositeExplicitAutogradNonFunctional"
+"""Key of kernels that call the overload with ``out=`` of the same operation (torch's structured kernels), below what a dispatch mode sees."""
 
 AUTOGRAD = "Autograd"
 
@@ -38,6 +41,23 @@ def leaves_to_host(device: torch.device) -> Callable[[Any], bool] | None:
     def leaves(func: Any) -> bool:
         if not isinstance(func, torch._ops.OpOverload):
             return False
-        return not any(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), name) for name in (key, *COMPOSITE))
+        name = func.name()
+        if any(has_kernel(name, made) for made in (key, *COMPOSITE)):
+            return False
+        return not (has_kernel(name, THROUGH_OUT) and any(has_kernel(other, key) for other in with_out(name)))
 
     return leaves
+
+
+def has_kernel(name: str, key: str) -> bool:
+    """Tell whether an operator has a kernel under a dispatch key."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+
+
+def with_out(name: str) -> list[str]:
+    """Return the overloads with ``out=`` that stand for an overload: ``aten::pow.Tensor_Scalar_out`` for ``aten::pow.Tensor_Scalar`` or its in-place form."""
+    base, _, overload = name.partition(".")
+    base = base.removesuffix("_")
+    known = getattr(torch.ops.aten, base.removeprefix("aten::"), None)
+    overloads = [] if known is None else known.overloads()
+    return [f"{base}.{out}" for out in (f"{overload}_out", "out") if out in overloads]

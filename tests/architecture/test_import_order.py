@@ -38,7 +38,7 @@ PURE: tuple[tuple[str, ...], ...] = (
     ("observe.event_files",),
     ("observe.imports",),
     ("observe.audit_document",),
-    ("observe.audit_diff", "observe.audit_target", "observe.ledger"),
+    ("observe.audit_assert", "observe.audit_diff", "observe.audit_target", "observe.ledger"),
     ("conformance.answer", "conformance.evidence"),
     ("conformance.parity",),
     ("comparison.distributions", "comparison.margin", "comparison.runs"),
