@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from mpbackend.formats import FORMATS
+from mpbackend.numerics.arithmetic import Arithmetic
 from mpbackend.numerics.fingerprint import NOTHING_TOLD, QUESTIONS, Answer, Tree, Value, claim
 from mpbackend.numerics.probe_check import LOWEST_TRIED, Found
 from mpbackend.numerics.probe_model import ROUNDINGS
@@ -53,6 +55,19 @@ def of_tree(tree: Tree, a: str, b: str) -> dict[str, Answer]:
         "output_rounding": "rne gives all bits; other roundings were not tried",
     }
     return {question: Answer(values=(values[question],)) if question in values else Answer(reason=reasons.get(question, IN_TREE)) for question in QUESTIONS}
+
+
+def neighbors(candidate: Arithmetic) -> dict[str, list[Arithmetic]]:
+    """Return candidates with one field changed to the values next to it."""
+    bits, width = candidate.fraction_bits, candidate.kept_bits
+    changed: dict[str, list[Value]] = {
+        "fraction_bits": [] if bits is None else [bits - 1, bits + 1],
+        "register_bits": [width - 1, width + 1],
+        "register_rounding": [rounding for rounding in ROUNDINGS if rounding != candidate.register_rounding],
+    }
+    limit = FORMATS[candidate.register].mantissa_bits
+    changed["register_bits"] = [value for value in changed["register_bits"] if isinstance(value, int) and 1 <= value <= limit]
+    return {name: [msgspec.structs.replace(candidate, **{name: value}) for value in values] for name, values in changed.items()}
 
 
 def answer(question: str, found: Found) -> Answer:

@@ -36,6 +36,16 @@ def step_scan(prober: Prober, shape: Shape) -> tuple[frozenset[int], frozenset[i
     return lost, kept
 
 
+def scan_lines(prober: Prober, lost: frozenset[int], kept: frozenset[int]) -> tuple[str, ...]:
+    """Return what a scan showed, in words."""
+    big, small = f"2^{prober.high}", f"2^{prober.low}"
+    if lost:
+        return (f"{big} @0 - {big} @1 drowns {small} at {len(lost)} positions up to {max(lost)}",)
+    if kept:
+        return (f"{big} @0 + {small} @1 - {big} @d keeps {small} for {len(kept)} positions d up to {max(kept)}",)
+    return (f"{big} @0 - {big} @1 drowns {small} nowhere else, and {big} @0 + {small} @1 - {big} @d never keeps it",)
+
+
 def layouts(lost: frozenset[int], kept: frozenset[int], k: int) -> list[Layout]:
     """Return the steps that a scan of K products agrees with, without promotion."""
     span = frozenset(range(2, min(k, WIDEST_STEP + 2)))

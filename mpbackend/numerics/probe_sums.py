@@ -12,7 +12,7 @@ from torch import Tensor
 from mpbackend.formats import FORMATS
 from mpbackend.numerics.arithmetic import Arithmetic, Rounds
 from mpbackend.numerics.probe_model import EXACT, REGISTERS, ROUNDINGS, TERMS, Hypotheses, Layout, every, sums
-from mpbackend.numerics.probe_rows import Prober, Row
+from mpbackend.numerics.probe_rows import Prober, Row, number_text, row_text
 from mpbackend.numerics.rounding import round_to
 
 DEEPEST = 40
@@ -154,6 +154,25 @@ def surviving(bank: Bank, layout: Layout, hypotheses: Hypotheses, outputs: Tenso
         mask = alive.any(dim=1)
         hypotheses, alive = hypotheses.keep(mask), alive[mask]
     return Sums(layout, hypotheses, alive)
+
+
+def contradiction(bank: Bank, layout: Layout, candidate: Arithmetic) -> str:
+    """Return the first query whose result a candidate does not give, in words; empty if it gives all.
+
+    Args:
+        bank: queries with their results.
+        layout: which products meet.
+        candidate: the widths and roundings of the sums.
+    """
+    width = EXACT if candidate.fraction_bits is None else candidate.fraction_bits
+    entry = (width, REGISTERS.index(candidate.register), candidate.kept_bits, ROUNDINGS.index(candidate.register_rounding))
+    hypotheses = Hypotheses(*(torch.tensor([value]) for value in entry))
+    given = agreement(bank, layout, hypotheses)[0, ROUNDINGS.index(candidate.output_rounding)].tolist()
+    if all(given):
+        return ""
+    number = given.index(False)
+    expected = written(sums([bank.rows[number]], bank.k, layout, hypotheses), bank.output, bank.saturating, candidate.output_rounding).item()
+    return f"{row_text(bank.rows[number])} gave {number_text(bank.results[number].item())} and not {number_text(expected)}"
 
 
 def fit(aligned: Bank, bank: Bank, layout: Layout) -> Sums:

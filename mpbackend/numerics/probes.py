@@ -15,14 +15,14 @@ import torch
 from mpbackend.errors import BackendError
 from mpbackend.formats import FORMATS, parse_format
 from mpbackend.numerics.arithmetic import Arithmetic
-from mpbackend.numerics.fingerprint import Answer, Fingerprint, ShapeAnswer, Tree
+from mpbackend.numerics.fingerprint import Answer, Fingerprint, ShapeAnswer, Tree, claim
 from mpbackend.numerics.oracle import BYTE_PAIRS, byte_pairs
-from mpbackend.numerics.probe_answers import answers, differences
+from mpbackend.numerics.probe_answers import answers, differences, neighbors
 from mpbackend.numerics.probe_check import OF_SUMS, Found, Seen, confirmed, converted, finished, matching, see
 from mpbackend.numerics.probe_model import Layout
 from mpbackend.numerics.probe_rows import Prober, Product, Row
-from mpbackend.numerics.probe_steps import Shape, intervals, layouts, step_scan
-from mpbackend.numerics.probe_sums import Bank, alignment_rows, arithmetics, fit, random_rows, register_rows
+from mpbackend.numerics.probe_steps import Shape, intervals, layouts, scan_lines, step_scan
+from mpbackend.numerics.probe_sums import Bank, alignment_rows, arithmetics, contradiction, fit, random_rows, register_rows
 from mpbackend.numerics.probe_tree import chain, read_tree, reference
 
 SHAPES: tuple[Shape, ...] = ((64, 64, 64), (64, 64, 256), (16, 16, 1024))
@@ -92,6 +92,8 @@ class Probe:
             storages: formats that the operands are stored in.
         """
         self.prober, self.a, self.b, self.output, self.storages = prober, a, b, output, storages
+        self.banks: dict[Layout, list[Bank]] = {}
+        self.scan: tuple[str, ...] = ()
 
     def run(self, shapes: Sequence[Shape]) -> Fingerprint:
         """Return the fingerprint: identify at the first shape, then compare the others."""
@@ -118,7 +120,7 @@ class Probe:
             output=self.output,
             storage_a=self.storages[0],
             storage_b=self.storages[1],
-            answers=self.answers(found),
+            answers=self.with_evidence(found),
             tree=found.tree,
             shapes=tuple(listed),
             calls=self.prober.calls,
@@ -137,6 +139,7 @@ class Probe:
         saturating = self.saturates(shape)
         seen = self.seen(shape)
         lost, kept = step_scan(self.prober, shape)
+        self.scan = scan_lines(self.prober, lost, kept)
         found: list[Arithmetic] = []
         possible = layouts(lost, kept, shape[2])
         if possible and max(layout.products for layout in possible) <= SMALL_STEP and shape[2] <= WIDEST_TREE:
@@ -169,6 +172,7 @@ class Probe:
 
         aligned = bank(alignment_rows(self.prober, layout, k))
         others = bank([*register_rows(self.prober, layout, k), *random_rows(self.prober, layout, k)])
+        self.banks[layout] = [entry for entry in (aligned, others) if len(entry.rows)]
         return arithmetics(fit(aligned, others, layout), self.a, self.b, self.output, saturating)
 
     def saturates(self, shape: Shape) -> bool:
@@ -188,6 +192,25 @@ class Probe:
     def answers(self, found: Found) -> dict[str, Answer]:
         """Return an answer to every question from what is left."""
         return answers(found, *self.storages)
+
+    def with_evidence(self, found: Found) -> dict[str, Answer]:
+        """Return the answers with the queries that excluded the values next to them."""
+        entries = self.answers(found)
+        if not found.candidates:
+            return entries
+        chosen = found.candidates[0]
+        layout = Layout(chosen.products_per_step, chosen.order, chosen.promotion_interval, chosen.promoted)
+        banks = self.banks.get(layout if layout.interval else layout._replace(promoted="fp32"), [])
+        for question, others in neighbors(chosen).items():
+            lines = []
+            for other in others:
+                line = next((text for bank in banks if (text := contradiction(bank, layout, other))), "")
+                if line:
+                    lines.append(f"not {claim(other, question)}: {line}")
+            entries[question] = msgspec.structs.replace(entries[question], evidence=tuple(lines))
+        for question in ("products_per_step", "order"):
+            entries[question] = msgspec.structs.replace(entries[question], evidence=self.scan)
+        return entries
 
     def from_tree(self, shape: Shape) -> Found:
         """Return the order of the sums as a tree if its exact evaluation gives all elements of random products, with subnormal numbers kept or flushed."""
