@@ -47,7 +47,7 @@ def products(subject: Subject, multiply: Callable[[Tensor, Tensor], Tensor], bat
             if found.dtype is not DTYPES[name]:
                 return fault(f"the product is in {found.dtype}, not in {name}")
             gap = max(gap, gap_of(found, a @ b, distance_bound(a @ b, a.abs() @ b.abs(), claim, k, name)))
-        return judged(gap, "the product", sums=claim.source or claim.register)
+        return judged(gap, "the product")
 
     return subject.each_format(judge)
 

@@ -38,6 +38,6 @@ def check_record_tells_what_ran(subject: Subject) -> Answer:
         unseen = [name for name in ("parameters", "gradients", "optimizer state") if not record.classes[name].observed]
         if unseen:
             return fault(f"it has no bytes of {unseen[0]}")
-        return fine(lines=len(found.steps)) if len(found.steps) == STEPS else fault(f"it has {len(found.steps)} lines of {STEPS} steps")
+        return fine() if len(found.steps) == STEPS else fault(f"it has {len(found.steps)} lines of {STEPS} steps")
 
     return each_recipe(subject, judge)

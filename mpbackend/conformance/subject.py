@@ -63,6 +63,9 @@ class Subject:
         device: one of its devices.
         plugins: the loaded plugins, in which ``backend`` answers for its name.
         quick: leave out the sizes that take long.
+        matrix: the capability matrices.
+        target: what ``mpbackend.select`` would return.
+        plans: plans by recipe, or why there is none.
     """
 
     backend: Backend
@@ -71,6 +74,7 @@ class Subject:
     quick: bool = False
     matrix: Matrix = field(init=False)
     target: Target = field(init=False)
+    plans: dict[str, Plan | str] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Let the very backend answer for its name, whatever the plugins hold under it."""
@@ -85,7 +89,12 @@ class Subject:
         return self.target.device
 
     def plan(self, recipe: str) -> Plan | str:
-        """Return the plan of a recipe that runs here, or why there is none."""
+        """Return the plan of a recipe that runs here, or why there is none; made once."""
+        if recipe not in self.plans:
+            self.plans[recipe] = self._plan(recipe)
+        return self.plans[recipe]
+
+    def _plan(self, recipe: str) -> Plan | str:
         try:
             plan = self.target.plan(recipe, on_unsupported="emulate")
         except PlanError as error:
@@ -105,8 +114,15 @@ class Subject:
             yield Running(plan, self.backend)
 
     def session(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, recipe: str, **options: Any) -> Session:
-        """Return a session, emulating what the device lacks; options as for ``Target.prepare``."""
-        return self.target.prepare(model, optimizer, recipe, on_unsupported="emulate", **options)
+        """Return a session, emulating what the device lacks; options as for ``Target.prepare``.
+
+        Raises:
+            PlanError: the recipe does not run here.
+        """
+        plan = self.plan(recipe)
+        if isinstance(plan, str):
+            raise PlanError(recipe, found=plan)
+        return self.target.prepare(model, optimizer, plan=plan, **options)
 
     def each_format(self, judge: Callable[[Running, str], Answer], formats: tuple[str, ...] = PLAIN) -> Answer:
         """Return one answer over every plain format that the device computes in.
