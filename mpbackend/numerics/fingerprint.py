@@ -210,12 +210,15 @@ def overall(findings: Sequence[Finding]) -> Verdict:
 
 
 def equivalent(fingerprint: Fingerprint) -> Arithmetic | None:
-    """Return an arithmetic with the probed values, the first where several are possible; None where the sums have another order or were not read."""
+    """Return an arithmetic with the probed values: the first where several are possible, the default where nothing is known.
+
+    Returns:
+        None where the sums have an order of their own or the answers do not give the bits.
+    """
     first = {name: answer.values[0] for name, answer in fingerprint.answers.items() if answer.values and name != "products"}
-    if not fingerprint.explained or fingerprint.tree is not None or len(first) < len(QUESTIONS) - 1:
+    if not fingerprint.explained or fingerprint.tree is not None:
         return None
-    words = {"exact": None, "none": None, "lowest": None}
-    plain = {name: words.get(value, value) if isinstance(value, str) else value for name, value in first.items()}
+    plain: dict[str, Value | None] = {name: None if value in ("exact", "none", "lowest") else value for name, value in first.items()}
     if plain["register_bits"] == FORMATS[str(plain["register"])].mantissa_bits:
         plain["register_bits"] = None
     return msgspec.convert({**plain, "output": fingerprint.output, "source": "probed"}, Arithmetic)
