@@ -55,8 +55,8 @@ class StepWatch:
 
     def finish_step(self, model: torch.nn.Module, optimizers: Any, *, stepped: bool) -> None:
         """Read what the step holds."""
-        if self.observing and self.session is not None:
-            weights = self.session.weights
+        if self.observing:
+            weights = None if self.session is None else self.session.weights
             self.classes = observed_classes(model, optimizers, self._activations.bytes, state=() if weights is None else weights.held())
 
     def tell(self) -> None:

@@ -163,14 +163,25 @@ def request_rows(plan: Plan, seen: Audit, classes: Mapping[str, Mapping[str, int
                 ran = ", ".join(f"{name} {share:.1%}" for name, share in shares.items()) or "no product seen"
                 yield RequestRow(role=role, asked=decision.asked, granted=decision.granted, ran=ran, same=list(shares) == [stored] if shares else None)
     flat = {role: str(value) for role, value in plan.effective.flat().items()}
+    beside = {"fp32": ("fp32",), "kahan": (flat["params"],)}  # what a master adds to the optimizer state
     held = {"params": "parameters", "grads": "gradients", "optimizer.exp_avg": "optimizer state"}
     for role, klass in held.items():
         formats = classes.get(klass, {})
-        wanted = {flat[role]} if klass != "optimizer state" else {flat[role], flat["optimizer.exp_avg_sq"], *(["fp32"] if flat["master"] == "fp32" else [])}
+        wanted = {flat[role]} if klass != "optimizer state" else {flat[role], flat["optimizer.exp_avg_sq"], *beside.get(flat["master"], ())}
         ran = ", ".join(f"{name} {size:,} B" for name, size in formats.items()) or "nothing held"
         yield RequestRow(role=role, asked=flat[role], granted=flat[role], ran=ran, same=set(formats) <= wanted if formats else None)
-    masters = classes.get("optimizer state", {}).get("fp32", 0) if flat["master"] == "fp32" and flat["params"] != "fp32" else 0
-    ran = f"fp32 {masters:,} B in the optimizer state, masters and moments" if masters else "none"
-    yield RequestRow(
-        role="master", asked=flat["master"], granted=flat["master"], ran=ran, same=(masters > 0) == (flat["master"] == "fp32" and flat["params"] != "fp32")
-    )
+    yield master_row(flat, classes.get("optimizer state", {}))
+
+
+def master_row(flat: Mapping[str, str], state: Mapping[str, int]) -> RequestRow:
+    """Return the row of what keeps the bits that 16-bit parameters lose: fp32 masters, or Kahan terms in the format of the parameters.
+
+    Args:
+        flat: the roles of the recipe.
+        state: bytes of the optimizer state by format.
+    """
+    master = flat["master"]
+    name = {"fp32": "fp32", "kahan": flat["params"]}.get(master, "")
+    kept = state.get(name, 0) if flat["params"] != "fp32" else 0
+    what = "masters and moments" if master == "fp32" else "Kahan terms"
+    return RequestRow(role="master", asked=master, granted=master, ran=f"{name} {kept:,} B, {what}" if kept else "none", same=bool(kept) == bool(name))
