@@ -107,6 +107,7 @@ WITH_TORCH: tuple[tuple[str, ...], ...] = (
     ("conformance.*",),
     ("conformance.registry",),
     ("conformance.runner",),
+    ("conformance.testing",),
     ("cli.options",),
     ("cli.*",),
     ("cli.demo",),
