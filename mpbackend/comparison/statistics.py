@@ -93,9 +93,10 @@ def two_sample(baseline: Sequence[float], candidate: Sequence[float], margin: fl
     """
     nb, nc = len(baseline), len(candidate)
     check(min(nb, nc) >= 2, "a two-sample test", f"{nb} and {nc} runs")
-    vb, vc = spread(baseline) ** 2 / nb, spread(candidate) ** 2 / nc
+    vb, vc = squares(baseline) / (nb - 1) / nb, squares(candidate) / (nc - 1) / nc
     total = vb + vc
-    df = total**2 / (vb**2 / (nb - 1) + vc**2 / (nc - 1)) if 0 < total < math.inf and total**2 > 0 else float(nb + nc - 2)
+    parts = (vb / total) * (vb / total) / (nb - 1) + (vc / total) * (vc / total) / (nc - 1) if 0 < total < math.inf else 0.0
+    df = 1 / parts if parts else float(nb + nc - 2)
     scale = math.sqrt(1 / nb + 1 / nc)
     return outcome("two-sample", (nb, nc), mean(candidate) - mean(baseline), math.sqrt(total) / scale, scale, df, margin, alpha)
 
@@ -115,8 +116,8 @@ def repeats(baseline: Sequence[float], candidate: Sequence[float], margin: float
     nb, nc = len(baseline), len(candidate)
     check(min(nb, nc) >= 1 and nb + nc >= 3, "a test of repeats", f"{nb} and {nc} runs")
     df = nb + nc - 2
-    squares = sum((value - mean(side)) ** 2 for side in (baseline, candidate) for value in side)
-    return outcome("repeats", (nb, nc), mean(candidate) - mean(baseline), math.sqrt(squares / df), math.sqrt(1 / nb + 1 / nc), df, margin, alpha)
+    deviation = math.sqrt((squares(baseline) + squares(candidate)) / df)
+    return outcome("repeats", (nb, nc), mean(candidate) - mean(baseline), deviation, math.sqrt(1 / nb + 1 / nc), df, margin, alpha)
 
 
 def outcome(design: Design, runs: tuple[int, int], difference: float, deviation: float, scale: float, df: float, margin: float, alpha: float) -> Equivalence:
@@ -217,9 +218,14 @@ def mean(values: Sequence[float]) -> float:
 
 def spread(values: Sequence[float]) -> float:
     """Return the standard deviation of a sample of at least two."""
+    return math.sqrt(squares(values) / (len(values) - 1))
+
+
+def squares(values: Sequence[float]) -> float:
+    """Return the sum of squared distances from the mean; infinite where it overflows, as ``**`` would refuse to."""
     center = mean(values)
-    squares = sum((value - center) * (value - center) for value in values)
-    return math.sqrt(squares / (len(values) - 1)) if math.isfinite(squares) else math.inf
+    found = sum((value - center) * (value - center) for value in values)
+    return found if math.isfinite(found) else math.inf
 
 
 def check(holds: bool, asked: str, found: str) -> None:

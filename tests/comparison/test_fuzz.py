@@ -60,13 +60,21 @@ def generator(case: int) -> random.Random:
     return random.Random(f"{SEED}/{case}")
 
 
-def base(choose: random.Random) -> Recorded:
-    """Return a whole record to break."""
-    steps = rows(falling(choose.choice([0, 1, 3, 40, 40]), seed=choose.choice([1, 1, 2]), noise=0.01), metrics={"val_loss": 1.0}, skipped=(2,))
-    switches = {"conv.allow_hf32": switch("True", planned="False"), "conv.fp32_precision": switch("tf32")}
-    changes: dict[str, Any] = choose.choice([{"device": "ascend-910b3", "arch": "ascend-a2"}, {}])
-    changes |= {"plan": plan(choose.choice(["fp32", "bf16"])), "switches": switches, "conversion": ({"layer": "x", "action": "converted"},)}
-    return recorded(steps=steps, recipe=choose.choice(["fp32", "bf16"]), seed=choose.choice([1, 1, 1, 1, 1, 2]), **changes)
+PLACES: tuple[dict[str, Any], ...] = ({"device": "ascend-910b3", "arch": "ascend-a2"}, {})
+
+
+def base(choose: random.Random, kin: random.Random) -> Recorded:
+    """Return a whole record to break.
+
+    Args:
+        choose: of this record.
+        kin: of all records of a case, so that many of them can be compared.
+    """
+    steps = rows(falling(kin.choice([0, 1, 3, 40, 40]), seed=choose.choice([1, 1, 2]), noise=0.01), metrics={"val_loss": choose.random()}, skipped=(2,))
+    switches = {"conv.allow_hf32": switch(choose.choice(["True", "False"]), planned="False"), "conv.fp32_precision": switch("ieee")}
+    recipe = kin.choice(["fp32", "bf16"])
+    made = {"plan": plan(recipe), "recipe": recipe, "switches": switches, "conversion": ({"layer": "x", "action": "converted"},), **kin.choice(PLACES)}
+    return recorded(steps=steps, seed=choose.choice([1, 1, 1, 2]), **made)
 
 
 def another(choose: random.Random, value: Any) -> Any:
@@ -97,9 +105,9 @@ def mutate(choose: random.Random, value: Any) -> Any:
     return another(choose, value)
 
 
-def write(choose: random.Random, folder: Path) -> Path:
+def write(choose: random.Random, kin: random.Random, folder: Path) -> Path:
     """Write a broken record and return its folder."""
-    source = base(choose)
+    source = base(choose, kin)
     record, steps = msgspec.to_builtins(source.record), msgspec.to_builtins(list(source.steps))
     for _ in range(choose.choice([0, 0, 1, 2, 6])):
         record = mutate(choose, record)
@@ -118,7 +126,10 @@ def write(choose: random.Random, folder: Path) -> Path:
 def attempt(case: int, folder: Path, matrix: Matrix) -> str:
     """Compare broken records and show the comparison; return the verdict, or ``refused``."""
     choose = generator(case)
-    sides = [[write(choose, folder / f"{side}{number}") for number in range(choose.choice([1, 1, 1, 2, 3]))] for side in "ab"]
+    sides = [
+        [write(choose, generator(case if choose.random() < 0.9 else -case), folder / f"{side}{number}") for number in range(choose.choice([1, 1, 1, 2, 3]))]
+        for side in "ab"
+    ]
     question, metric = choose.choice([None, None, "vendor", "recipe"]), choose.choice([None, None, None, "val_loss"])
     try:
         found = compare(*sides, question=question, metric=metric, margin=choose.choice(["0.1%", "0%", "5", "1e300%"]), matrix=matrix)

@@ -119,3 +119,9 @@ def test_too_few_runs_are_refused() -> None:
 def test_infinite_values_give_no_power() -> None:
     assert power(1.0, math.inf, 1.0, 3) == 0.0
     assert paired([1e308, -1e308, 1e308], 1.0).place == "across"
+
+
+def test_values_whose_squares_overflow_show_nothing() -> None:
+    huge = [1e308, -1e308, 1e200]
+    for found in (two_sample(huge, huge, 1.0), repeats(huge, [0.0], 1.0), two_sample([0.0, 0.0], huge, 1.0), paired(huge, 1.0)):
+        assert (found.place, found.power, found.needed) == ("across", 0.0, None)
