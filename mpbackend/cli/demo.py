@@ -75,10 +75,10 @@ def command(ctx: click.Context, spec: str, recipes: str, single: tuple[str, ...]
     for found in comparisons:
         say(f"{VERDICT_TEXT[found.verdict]}: {side_title(found)}: {found.reasons[0] if found.reasons else found.scope}")
     say("")
-    cells = [cell for cell in fill_table(target.plugins, example.SIDE_BY_SIDE) if cell.recipe in SHOWN_RECIPES]
-    emit(cells_report(cells), "text", None)
+    cells = fill_table(target.plugins, tuple(matrix.devices))
+    emit(cells_report([cell for cell in cells if cell.device in example.SIDE_BY_SIDE and cell.recipe in SHOWN_RECIPES]), "text", None)
     rows = select_rows(matrix, RowFilter())
-    write(matrix_page(matrix, rows, compare=example.SIDE_BY_SIDE), out / "matrix.html")
+    write(matrix_page(matrix, rows, example.SIDE_BY_SIDE, cells), out / "matrix.html")
     write(render(rows_report(matrix, rows, notes=True)), out / "matrix.md")
     write_pages(runs, comparisons, out)
     say("")

@@ -9,11 +9,12 @@ import click
 
 from mpbackend.capability import LEVELS, Level
 from mpbackend.cli.options import emit, format_option, out_option, split_names, warn_unavailable, write
+from mpbackend.cli.recipes import fill_table
 from mpbackend.errors import DocumentError
 from mpbackend.matrix import Matrix
-from mpbackend.plugins import load_plugins
+from mpbackend.plugins import Plugins, load_plugins
 from mpbackend.report.difference import compare_devices, difference_document, difference_report
-from mpbackend.report.rows import RowFilter, rows_document, rows_report, select_rows
+from mpbackend.report.rows import RowFilter, chosen_archs, rows_document, rows_report, select_rows
 
 
 @click.command()
@@ -52,20 +53,27 @@ def command(
     plugins = load_plugins()
     matrix = plugins.matrix()
     if diff is not None:
-        show_difference(matrix, diff, wanted, output, out)
+        show_difference(plugins, diff, wanted, output, out)
     else:
         rows = select_rows(matrix, wanted)
         if output == "html":
             from mpbackend.report.html import matrix_page
 
-            write(matrix_page(matrix, rows), out)
+            write(matrix_page(matrix, rows, cells=fill_table(plugins, page_devices(matrix, wanted))), out)
         else:
             emit(rows_report(matrix, rows, notes=output == "md"), output, rows_document(matrix, rows) if output == "json" else None, out)
     warn_unavailable(plugins)
 
 
-def show_difference(matrix: Matrix, devices: tuple[str, str], wanted: RowFilter, output: str, out: Path | None) -> None:
+def page_devices(matrix: Matrix, wanted: RowFilter) -> tuple[str, ...]:
+    """Return the devices of the architectures that a page holds rows of."""
+    archs = {arch.key for arch in chosen_archs(matrix, wanted)}
+    return tuple(key for key, model in matrix.devices.items() if model.arch in archs)
+
+
+def show_difference(plugins: Plugins, devices: tuple[str, str], wanted: RowFilter, output: str, out: Path | None) -> None:
     """Print or write the difference of two devices."""
+    matrix = plugins.matrix()
     first, second = (matrix.device(key).key for key in devices)
     if wanted.devices or wanted.archs:
         raise DocumentError("--diff with --device or --arch", found="two ways to choose devices", remedy="leave --device and --arch out")
@@ -73,7 +81,7 @@ def show_difference(matrix: Matrix, devices: tuple[str, str], wanted: RowFilter,
     if output == "html":
         from mpbackend.report.html import matrix_page
 
-        write(matrix_page(matrix, select_rows(matrix, wanted), compare=(first, second)), out)
+        write(matrix_page(matrix, select_rows(matrix, wanted), (first, second), fill_table(plugins, page_devices(matrix, wanted))), out)
     else:
         document = difference_document(matrix, first, second, entries) if output == "json" else None
         emit(difference_report(matrix, first, second, entries), output, document, out)

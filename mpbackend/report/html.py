@@ -5,6 +5,7 @@ The page is the template with its style and script inside, and the rows as JSON,
 
 from __future__ import annotations
 
+import contextlib
 import importlib.resources
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,29 +16,32 @@ import msgspec
 from mpbackend import __version__
 from mpbackend.capability import EVIDENCE_KINDS, LEVEL_MEANING, LEVELS, Row, Source
 from mpbackend.documents import load_vocabulary
-from mpbackend.errors import escaped
+from mpbackend.errors import DocumentError, escaped
 from mpbackend.matrix import Matrix
 from mpbackend.report.devices import dense_peaks, memory_text
 from mpbackend.report.difference import STATUSES
-from mpbackend.report.rows import NO_ROW_MEANS
+from mpbackend.report.recipes import Cell
+from mpbackend.report.rows import NO_ROW_MEANS, version_key
 from mpbackend.report.view import EVIDENCE_MEANING, SYMBOLS, accumulator_text, json_escaped, sources_of
 
 TEMPLATES = "mpbackend.report.templates"
 PAGE = "matrix.html"
 
 
-def matrix_page(matrix: Matrix, rows: Sequence[Row], compare: tuple[str, str] | None = None) -> str:
+def matrix_page(matrix: Matrix, rows: Sequence[Row], compare: tuple[str, str] | None = None, cells: Sequence[Cell] = ()) -> str:
     """Return the page.
 
     Args:
         matrix: the loaded matrices.
         rows: rows that the page holds.
         compare: keys of two devices; the page then opens with their comparison.
+        cells: recipes on devices; without any, the page has no view of them.
     """
     environment = jinja2.Environment(autoescape=True, keep_trailing_newline=True, loader=jinja2.FunctionLoader(read_template), undefined=jinja2.StrictUndefined)
     summary = matrix.summary()
     return environment.get_template(PAGE).render(
-        data=script_json(page_data(matrix, rows, compare)),
+        data=script_json({**page_data(matrix, rows, compare), "grid": grid_data(cells)}),
+        grid=bool(cells),
         version=__version__,
         summary=summary,
         evidence=[(kind, EVIDENCE_MEANING[kind], summary["evidence"].get(kind, 0)) for kind in EVIDENCE_KINDS],
@@ -85,7 +89,11 @@ def page_data(matrix: Matrix, rows: Sequence[Row], compare: tuple[str, str] | No
             }
         )
     vocabulary = load_vocabulary()
+    software = software_versions(rows)
+    for row, entry in zip(rows, data, strict=True):
+        entry["needs"] = [(name, software[name].index(version) + 1) for name, version in sorted(row.since.items()) if version in software.get(name, ())]
     return {
+        "software": software,
         "rows": data,
         "sources": [[source.title, source.location, source.date] for source in numbers],
         "devices": [device_data(matrix, key) for key in matrix.devices],
@@ -99,6 +107,27 @@ def page_data(matrix: Matrix, rows: Sequence[Row], compare: tuple[str, str] | No
         "paths": {name: path.meaning for name, path in vocabulary.path.items()},
         "compare": list(compare) if compare is not None else None,
     }
+
+
+def software_versions(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """Return the software that rows depend on, with the versions from which they hold, in release order; what is no version leaves no row out."""
+    since: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        for name, version in row.since.items():
+            with contextlib.suppress(DocumentError):
+                key = version_key(version)
+                since.setdefault(name, {})[version] = key
+    return {name: [version for _, version in sorted((key, version) for version, key in versions.items())] for name, versions in sorted(since.items())}
+
+
+def grid_data(cells: Sequence[Cell]) -> dict[str, Any]:
+    """Return recipes on devices for the page: names once each, and for each device its cells as level, granted formats, and numbers of sentences."""
+    sentences: dict[str, int] = {}
+    devices: dict[str, list[tuple[str, str, list[int]]]] = {}
+    for cell in cells:
+        why = [sentences.setdefault(sentence, len(sentences)) for sentence in (*([cell.refused] if cell.refused else []), *cell.warnings)]
+        devices.setdefault(cell.device, []).append((cell.level, " / ".join(cell.granted), why))
+    return {"recipes": list(dict.fromkeys(cell.recipe for cell in cells)), "devices": devices, "sentences": list(sentences)}
 
 
 def device_data(matrix: Matrix, key: str) -> dict[str, Any]:

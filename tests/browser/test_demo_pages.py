@@ -77,6 +77,34 @@ def test_a_reader_filters_the_matrix(watched: Open, demo: Path) -> None:
     assert shown.count() == total
 
 
+def test_a_reader_asks_why_a_recipe_is_refused(watched: Open, demo: Path) -> None:
+    page = watched().open(demo / "matrix.html")
+    page.get_by_role("button", name="Recipes on devices").click()
+    page.locator("#device").select_option("ascend-910b3")
+    [line] = page.locator("#results tbody tr").all()
+    refused = line.locator('td[data-label="fp8"]')
+    assert "absent" in refused.inner_text()
+    refused.get_by_role("button", name="why").click()
+    assert "matmul in fp8_e4m3 is absent" in refused.locator(".more").inner_text()
+    page.keyboard.press("Escape")
+    assert not refused.locator(".more").is_visible()
+    assert page.url.endswith("#device=ascend-910b3&view=grid")
+    page.reload()
+    assert page.locator("#results tbody tr").count() == 1
+
+
+def test_a_reader_leaves_out_what_needs_later_software(watched: Open, demo: Path) -> None:
+    page = watched().open(demo / "matrix.html", "#device=h100")
+    rows = page.locator("#results tbody tr:visible")
+    total = rows.count()
+    choice = page.get_by_label("cuda")
+    choice.select_option("0")
+    assert 0 < rows.count() < total
+    assert "software=cuda%3A0" in page.url
+    choice.select_option("")
+    assert rows.count() == total
+
+
 def test_the_header_says_what_was_measured(watched: Open, demo: Path) -> None:
     page = watched().open(demo / "matrix.html")
     assert "measured on a device: " in page.locator(".evidence").inner_text()

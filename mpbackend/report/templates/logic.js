@@ -1,12 +1,16 @@
 // What the page computes without touching the document: filtering and comparing. Tested against the Python of the same name.
 "use strict";
 
-/** Tell whether a row passes. A filter has arch, op, operand, levels (a list) and text; what is empty lets every row pass. */
+/**
+ * Tell whether a row passes. A filter has arch, op, operand, levels (a list), text and software; what is empty lets every row pass.
+ * Software maps a name to how many of the versions that rows depend on its version has reached.
+ */
 function passes(row, filter) {
   return (
     (!filter.arch || row.arch === filter.arch) &&
     (!filter.op || row.op === filter.op) &&
     (!filter.operand || row.a === filter.operand || row.b === filter.operand) &&
+    (!filter.software || row.needs.every(([name, version]) => filter.software[name] === undefined || version <= filter.software[name])) &&
     (!filter.levels || filter.levels.length === 0 || filter.levels.includes(row.level)) &&
     (!filter.text || filter.text.toLowerCase().split(/\s+/).every((word) => row.words.includes(word)))
   );

@@ -3,7 +3,8 @@
   const byId = (id) => document.getElementById(id);
   const devices = new Map(data.devices.map((device) => [device.key, device]));
   for (const row of data.rows) row.words = searchable(row, data);
-  const state = { view: "browse", device: "", first: "", second: "", op: "", operand: "", text: "", levels: [], statuses: [] };
+  const state = { view: "browse", device: "", first: "", second: "", op: "", operand: "", text: "", levels: [], statuses: [], software: {} };
+  const views = ["browse", "compare", "grid"].filter((view) => byId(`view-${view}`));
   const fields = ["device", "first", "second", "op", "operand", "text"];
   const STATUS_SYMBOL = { "level differs": "≠", "only first": "◂", "only second": "▸", "same level": "=" };
   let identity = 0;
@@ -148,7 +149,7 @@
 
   function showCompare() {
     const [first, second] = [devices.get(state.first), devices.get(state.second)];
-    const filter = { op: state.op, operand: state.operand, text: state.text, levels: [] };
+    const filter = { op: state.op, operand: state.operand, text: state.text, levels: [], software: state.software };
     const entries = compareRows(data.rows.filter((row) => passes(row, filter)), first.arch, second.arch, data.order);
     const shown = entries.filter((entry) => !state.statuses.length || state.statuses.includes(entry.status));
     const rows = shown.map((entry) => {
@@ -178,6 +179,37 @@
     byId("count").textContent = `${shown.length} of ${entries.length} combinations of operation, operands and accumulator`;
   }
 
+  /** Recipes on devices: one line a device, one column a recipe. */
+  function showGrid() {
+    const keys = Object.keys(data.grid.devices).filter((key) => !state.device || key === state.device);
+    const rows = keys.map((key) =>
+      make(
+        "tr",
+        { role: "row" },
+        cell("Device", make("code", { title: devices.get(key).name }, key)),
+        ...data.grid.devices[key].map(([level, granted, why], index) => gridCell(data.grid.recipes[index], level, granted, why)),
+      ),
+    );
+    byId("cards").replaceChildren(...(state.device ? [card(devices.get(state.device))] : []));
+    const frame = make("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Recipes on devices" });
+    frame.append(table("Recipes on devices", ["Device", ...data.grid.recipes], rows));
+    byId("results").replaceChildren(rows.length ? frame : empty());
+    byId("count").textContent = `${keys.length} of ${Object.keys(data.grid.devices).length} devices, ${data.grid.recipes.length} recipes`;
+  }
+
+  /** Return what a recipe becomes on a device: level and formats, and the reasons behind a button. */
+  function gridCell(recipe, level, granted, why) {
+    const parts = [badge(level), " ", make("span", { class: "code" }, granted || "refused")];
+    if (why.length) {
+      const id = `details-${(identity += 1)}`;
+      const more = make("div", { id, class: "more", hidden: true }, make("h3", {}, granted ? "Warned" : "Refused"));
+      more.append(make("ul", {}, ...why.map((number) => make("li", {}, data.grid.sentences[number]))));
+      const label = granted ? "warned" : "why";
+      parts.push(" ", make("span", { class: "details" }, make("button", { type: "button", class: "cite", "aria-expanded": "false", "aria-controls": id, "aria-describedby": id }, label), more));
+    }
+    return cell(recipe, make("span", {}, ...parts));
+  }
+
   function card(device) {
     const peaks = device.peaks.map((peak) => {
       const more = [peak.variant, peak.unit === "vector" ? "vector unit" : "", peak.basis].filter(Boolean).join(", ");
@@ -202,14 +234,11 @@
 
   function show() {
     close();
-    const comparing = state.view === "compare";
-    byId("view-browse").setAttribute("aria-pressed", String(!comparing));
-    byId("view-compare").setAttribute("aria-pressed", String(comparing));
-    for (const element of document.querySelectorAll(".browse")) element.hidden = comparing;
-    for (const element of document.querySelectorAll(".compare")) element.hidden = !comparing;
+    for (const view of views) byId(`view-${view}`).setAttribute("aria-pressed", String(view === state.view));
+    for (const element of document.querySelectorAll(".browse, .compare, .grid")) element.hidden = !element.classList.contains(state.view);
     for (const field of fields) byId(field).value = state[field];
-    if (comparing) showCompare();
-    else showBrowse();
+    for (const select of byId("software").querySelectorAll("select")) select.value = state.software[select.dataset.name] ?? "";
+    ({ browse: showBrowse, compare: showCompare, grid: showGrid })[state.view]();
     save();
   }
 
@@ -218,6 +247,8 @@
     const words = new URLSearchParams();
     if (state.view === "compare") words.set("compare", `${state.first},${state.second}`);
     else if (state.device) words.set("device", state.device);
+    if (state.view === "grid") words.set("view", "grid");
+    for (const [name, version] of Object.entries(state.software)) words.append("software", `${name}:${version}`);
     for (const field of ["op", "operand", "text"]) if (state[field]) words.set(field, state[field]);
     if (state.levels.length && state.view === "browse") words.set("levels", state.levels.join(","));
     const hash = words.toString();
@@ -229,6 +260,11 @@
     const pair = words.has("compare") ? words.get("compare").split(",") : data.compare;
     if (pair && pair.length === 2 && pair.every((key) => devices.has(key))) [state.view, state.first, state.second] = ["compare", ...pair];
     if (words.has("device") && devices.has(words.get("device"))) [state.view, state.device] = ["browse", words.get("device")];
+    if (words.get("view") === "grid" && views.includes("grid")) state.view = "grid";
+    state.software = {};
+    for (const [name, version] of words.getAll("software").map((word) => word.split(":"))) {
+      if (Object.hasOwn(data.software, name) && /^\d+$/.test(version) && version <= data.software[name].length) state.software[name] = Number(version);
+    }
     for (const field of ["op", "operand"]) {
       if ([...byId(field).options].some((option) => option.value === words.get(field))) state[field] = words.get(field);
     }
@@ -314,12 +350,15 @@
     const form = byId("filters");
     form.addEventListener("submit", (event) => event.preventDefault());
     form.addEventListener("input", (event) => {
-      state[event.target.id] = event.target.value;
+      const { name } = event.target.dataset;
+      if (name === undefined) state[event.target.id] = event.target.value;
+      else if (event.target.value === "") delete state.software[name];
+      else state.software[name] = Number(event.target.value);
       show();
     });
     form.addEventListener("reset", (event) => {
       event.preventDefault();
-      Object.assign(state, { device: "", op: "", operand: "", text: "", levels: [], statuses: [] });
+      Object.assign(state, { device: "", op: "", operand: "", text: "", levels: [], statuses: [], software: {} });
       show();
     });
     const toggle = (list, value) => (list.includes(value) ? list.filter((member) => member !== value) : [...list, value]);
@@ -338,7 +377,7 @@
         byId("statuses").querySelector(`[data-status="${chip.dataset.status}"]`).focus();
       }
     });
-    for (const view of ["browse", "compare"]) {
+    for (const view of views) {
       byId(`view-${view}`).addEventListener("click", () => {
         state.view = view;
         show();
@@ -359,6 +398,12 @@
     }
     byId("op").append(...[...new Set(data.rows.map((row) => row.op))].sort().map((op) => option(op)));
     byId("operand").append(...[...new Set(data.rows.flatMap((row) => [row.a, row.b]))].sort().map((name) => option(name)));
+    for (const [name, versions] of Object.entries(data.software)) {
+      const reached = (count) => (count < versions.length ? `before ${versions[count]}` : `${versions[count - 1]} or later`);
+      const from = (count) => (count && count < versions.length ? `${versions[count - 1]}, before ${versions[count]}` : reached(count));
+      const options = [...versions, ""].map((_, count) => option(String(count), from(count)));
+      byId("software").append(make("label", {}, `${name} `, make("select", { "data-name": name }, option("", "any version"), ...options)));
+    }
     const keys = data.compare || [data.devices[0], data.devices[data.devices.length - 1]].map((device) => device && device.key);
     [state.first, state.second] = keys;
   }
