@@ -19,7 +19,7 @@ from mpbackend.observe.audit_fallback import leaves_to_host
 from mpbackend.observe.audit_modules import ModulePaths
 from mpbackend.observe.audit_observer import Auditor
 from mpbackend.observe.audit_step import StepWatch, own_step, session_step, watch_session
-from mpbackend.observe.audit_summary import cast_rows, fallback_rows, op_rows, product_rows, request_rows
+from mpbackend.observe.audit_summary import cast_rows, fallback_rows, op_rows, product_rows, request_rows, unaligned_notes
 from mpbackend.observe.audit_workload import Build, Workload, build_workload
 from mpbackend.observe.fake_device import fake_tensors
 from mpbackend.observe.ledger import ledger, mfu, optimizer_key, rate_per_s
@@ -166,6 +166,7 @@ def document(
     seen = auditor.summary()
     matrix = target.plugins.matrix()
     ops = op_rows(auditor, plan)
+    products = product_rows(auditor, matrix, plan.device.arch, seen.flops)
     rate = mfu(flops_by_compute(ops), accumulate_of(plan), ran.seconds, matrix, plan.device.key)
     return AuditDocument(
         workload=made.name,
@@ -180,7 +181,7 @@ def document(
         shares=seen.shares,
         uncounted=seen.uncounted,
         ops=ops,
-        products=product_rows(auditor, matrix, plan.device.arch, seen.flops),
+        products=products,
         casts=cast_rows(auditor),
         fallbacks=fallback_rows(auditor),
         requests=tuple(request_rows(plan, seen, classes)),
@@ -192,7 +193,7 @@ def document(
         mfu=rate.share,
         mfu_basis=rate.basis,
         overflow=ran.overflow,
-        notes=tuple(ran.notes),
+        notes=(*ran.notes, *unaligned_notes(products, matrix, plan.device.arch)),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from mpbackend.capability import Row
 from mpbackend.formats import FORMATS
 from mpbackend.matrix import Matrix
 from mpbackend.observe.audit import PAIR, Audit
@@ -115,17 +116,29 @@ def misses(matrix: Matrix, arch: str, pair: tuple[str, str], sizes: Mapping[str,
         pair: formats of the operands.
         sizes: m, n and k.
     """
+    return min((tuple(missed(row, sizes)) for row in aligned_rows(matrix, arch, pair)), key=len, default=())
+
+
+def aligned_rows(matrix: Matrix, arch: str, pair: tuple[str, str]) -> list[Row]:
+    """Return the rows that state the sizes which a product of two formats needs on an architecture."""
     if arch not in matrix.archs:
-        return ()
-    fitting: list[tuple[str, ...]] = []
-    for row in matrix.rows(arch, op="matmul", a=pair[0], b=pair[1]):
-        if row.align is None or row.level not in ("native", "library"):
-            continue
-        needed = {name: getattr(row.align, name) for name in sizes}
-        fitting.append(
-            tuple(f"{name}={size} not a multiple of {needed[name]}" for name, size in sizes.items() if isinstance(needed[name], int) and size % needed[name])
-        )
-    return min(fitting, key=len, default=())
+        return []
+    return [row for row in matrix.rows(arch, op="matmul", a=pair[0], b=pair[1]) if row.align is not None and row.level in ("native", "library")]
+
+
+def missed(row: Row, sizes: Mapping[str, int]) -> Iterator[str]:
+    """Yield the dimensions that are no multiple of what a row needs."""
+    for name, size in sizes.items():
+        needed = getattr(row.align, name)
+        if isinstance(needed, int) and size % needed:
+            yield f"{name}={size} not a multiple of {needed}"
+
+
+def unaligned_notes(products: Sequence[ProductRow], matrix: Matrix, arch: str) -> list[str]:
+    """Return a sentence for each pair of formats that was multiplied and whose sizes no row states: nothing is said about its shapes then."""
+    pairs = dict.fromkeys((row.a, row.b) for row in products)
+    unknown = [PAIR.join(dict.fromkeys(pair)) for pair in pairs if not aligned_rows(matrix, arch, pair)]
+    return [f"No source states the sizes that products in {', '.join(unknown)} need on {arch}; their shapes were not judged."] if unknown else []
 
 
 def cast_rows(auditor: Auditor) -> tuple[CastRow, ...]:
