@@ -51,7 +51,7 @@ PURE: tuple[tuple[str, ...], ...] = (
     ("comparison.verdict",),
     ("report.view",),
     ("report.*",),
-    ("report.difference", "report.recipes"),
+    ("report.comparison", "report.difference", "report.recipes"),
     ("report.html",),
     ("report.charts",),
     ("report.curves", "report.differing", "report.markup"),

@@ -63,7 +63,7 @@ def test_a_switch_that_does_not_take_is_one(matrix: Matrix) -> None:
 
 @pytest.mark.parametrize(
     ("shares", "found"),
-    [({"bf16": 1.0}, 0), ({"fp32": 1.0}, 1), ({"fp32": 0.4, "bf16": 0.6}, 0), ({"fp32 × bf16": 1.0}, 0), ({}, 0)],  # noqa: RUF001 - as an audit joins formats
+    [({"bf16": 1.0}, 0), ({"fp32": 1.0}, 1), ({"fp32": 0.4, "bf16": 0.6}, 0), ({"fp32": 0.4, "bf16": 0.3, "fp16": 0.3}, 0), ({"fp32 × bf16": 1.0}, 0), ({}, 0)],  # noqa: RUF001 - as an audit joins formats
 )
 def test_products_observed_in_another_format_are_one(matrix: Matrix, shares: dict[str, float], found: int) -> None:
     assert len(reasons(matrix, recipe="bf16", compute=ComputeReading(shares=shares))) == found
