@@ -44,11 +44,20 @@ class Seen(NamedTuple):
     right: Tensor
     result: Tensor
 
-    def differing(self, arithmetic: Arithmetic, corner: int | None = CORNER) -> int:
-        """Return how many elements of a corner, or of all, have other bits in an arithmetic; one NaN is as good as another."""
+    def differing(self, arithmetic: Arithmetic, corner: int | None = CORNER, *, flushed: bool = False) -> int:
+        """Return how many elements of a corner, or of all, have other bits in an arithmetic; one NaN is as good as another.
+
+        Args:
+            arithmetic: the candidate.
+            corner: rows and columns to compare, None for all.
+            flushed: whether a zero agrees with a subnormal result as well, as long as it is not known what becomes of those.
+        """
         left, right, result = self.left[:corner], self.right[:, :corner], self.result[:corner, :corner]
         expected = mm(left, right, arithmetic).double()
-        return int((~((expected == result) | (expected.isnan() & result.isnan()))).sum())
+        same = (expected == result) | (expected.isnan() & result.isnan())
+        if flushed:
+            same |= (result == 0) & (expected.abs() < FORMATS[arithmetic.output].smallest_normal)
+        return int((~same).sum())
 
 
 def operands(kind: Kind, shape: Shape, prober: Prober, a: str, b: str) -> tuple[Tensor, Tensor]:
@@ -131,20 +140,20 @@ def see(kind: Kind, shape: Shape, prober: Prober, a: str, b: str) -> Seen:
     return Seen(left, right, prober.matrix(left, right))
 
 
-def confirmed(candidates: Sequence[Arithmetic], seen: Sequence[Seen]) -> list[Arithmetic]:
+def confirmed(candidates: Sequence[Arithmetic], seen: Sequence[Seen], *, flushed: bool = False) -> list[Arithmetic]:
     """Return the candidates that give all elements of random products: all of few, of many those from the first that does on."""
     found = list(candidates)
     for number, candidate in enumerate(candidates):
         if number >= FEW and found[0] is not candidate:
             break
-        if any(entry.differing(candidate, None) for entry in seen):
+        if any(entry.differing(candidate, None, flushed=flushed) for entry in seen):
             found.remove(candidate)
     return found
 
 
-def matching(candidates: Iterable[Arithmetic], seen: Sequence[Seen]) -> list[Arithmetic]:
+def matching(candidates: Iterable[Arithmetic], seen: Sequence[Seen], *, flushed: bool = False) -> list[Arithmetic]:
     """Return the arithmetics that give all bits of the corners of random products."""
-    return [candidate for candidate in candidates if not any(entry.differing(candidate) for entry in seen)]
+    return [candidate for candidate in candidates if not any(entry.differing(candidate, flushed=flushed) for entry in seen)]
 
 
 def widened(candidates: Sequence[Arithmetic], **values: Sequence[Any]) -> list[Arithmetic]:

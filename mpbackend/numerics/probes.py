@@ -18,7 +18,7 @@ from mpbackend.numerics.arithmetic import Arithmetic
 from mpbackend.numerics.fingerprint import Answer, Fingerprint, ShapeAnswer, Tree, claim
 from mpbackend.numerics.oracle import BYTE_PAIRS, byte_pairs
 from mpbackend.numerics.probe_answers import answers, differences, neighbors
-from mpbackend.numerics.probe_check import OF_SUMS, Found, Seen, confirmed, converted, finished, matching, see
+from mpbackend.numerics.probe_check import OF_SUMS, Found, Seen, confirmed, converted, finished, matching, see, widened
 from mpbackend.numerics.probe_model import Layout
 from mpbackend.numerics.probe_rows import Prober, Product, Row
 from mpbackend.numerics.probe_steps import Shape, intervals, layouts, scan_lines, step_scan
@@ -152,14 +152,19 @@ class Probe:
             if found and layout.products <= SMALL_STEP and layout.order != "sequential":
                 continue
             for interval in intervals(self.prober, shape, layout, narrow=bool(lost)):
-                if found and layout.products <= SMALL_STEP and interval == layout.products:
-                    # A register that is promoted after every step is hardly more than the products: a plainer description gives all the bits.
+                if found and interval == layout.products == 1:
+                    # A register that is promoted after every product only rounds the products: a plainer description gives all the bits.
                     continue
                 for promoted in ("fp32", "fp16") if interval else ("fp32",):
                     fitting = self.fitting(shape, layout._replace(interval=interval, promoted=promoted), saturating)
-                    found += confirmed(matching(fitting, seen), seen)
+                    found += confirmed(matching(fitting, seen, flushed=True), seen, flushed=True)
         left = converted(finished(Found(found, {}), shape, self.prober, self.storages), shape, self.prober, self.storages)
-        candidates = confirmed(left.candidates, self.full(shape))
+        full = self.full(shape)
+        candidates = confirmed(left.candidates, full)
+        if left.candidates and not candidates:
+            # Whole products may show a lowest exponent that the corners of tiny ones did not.
+            left = left.settled(confirmed(widened(left.candidates[:1], zero_exponent=left.free["zero_exponent"]), full), ("zero_exponent",))
+            candidates = left.candidates[:1]
         return Found(candidates, left.free) if candidates else self.from_tree(shape)
 
     def fitting(self, shape: Shape, layout: Layout, saturating: bool) -> list[Arithmetic]:
