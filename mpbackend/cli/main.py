@@ -12,7 +12,7 @@ from mpbackend import __version__
 from mpbackend.cli.options import OneLine, output_error, say
 from mpbackend.errors import MpbackendError, nearest_names
 
-COMMANDS = ("audit", "compare", "conformance", "demo", "devices", "doctor", "matrix", "memory", "plan", "policy", "recipes", "record", "show")
+COMMANDS = ("audit", "compare", "conformance", "demo", "devices", "doctor", "matrix", "memory", "plan", "policy", "probe", "recipes", "record", "show")
 """Commands by name; ``mpbackend.cli.<name>`` defines ``command``."""
 
 

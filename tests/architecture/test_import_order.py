@@ -68,6 +68,12 @@ WITH_TORCH: tuple[tuple[str, ...], ...] = (
     ("numerics.kernel_numba",),
     ("numerics.matmul",),
     ("numerics.scaled",),
+    ("numerics.probe_rows",),
+    ("numerics.probe_model",),
+    ("numerics.probe_steps", "numerics.probe_sums"),
+    ("numerics.probe_check", "numerics.probe_tree"),
+    ("numerics.probe_answers",),
+    ("numerics.probes",),
     ("observe.memory",),
     ("observe.flops",),
     ("observe.audit",),
@@ -110,7 +116,7 @@ WITH_TORCH: tuple[tuple[str, ...], ...] = (
     ("conformance.testing",),
     ("cli.options",),
     ("cli.*",),
-    ("cli.demo",),
+    ("cli.demo", "cli.matrix"),
     ("cli.main",),
 )
 
