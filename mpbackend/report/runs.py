@@ -108,9 +108,11 @@ def mean(values: Sequence[float]) -> float:
 
 
 def scale_cell(run: Recorded) -> str:
-    """Return the loss scale of the last step, as a power of two; ``none`` without scaling."""
+    """Return the loss scale of the last step, as a power of two; ``none`` without scaling, which only a plan or a scale besides 1 can tell."""
     decision = granted(run, "loss_scale.mode")
-    if decision is None or decision.granted == "none" or not run.steps:
+    if decision is None and all(row.scale == 1 for row in run.steps):
+        return NOT_OBSERVED
+    if (decision is not None and decision.granted == "none") or not run.steps:
         return "none"
     scale = run.steps[-1].scale
     exponent = math.log2(scale) if scale > 0 else math.nan

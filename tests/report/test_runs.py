@@ -107,3 +107,8 @@ def test_a_scale_is_shown_as_it_is(scale: float, shown: str) -> None:
     dynamic = Decision(role="loss_scale.mode", asked="dynamic", granted="dynamic", level="storage", reason="")
     steps = (StepRow(step=1, scale=scale, stepped=True),)
     assert run_lines([recorded(steps=steps, plan=(dynamic,))])["loss scale, last"] == [shown]
+
+
+def test_a_record_without_a_plan_has_the_scale_that_its_steps_show() -> None:
+    assert run_lines([recorded(plan=(), steps=(StepRow(step=1, scale=65536.0, stepped=True),))])["loss scale, last"] == ["2^16"]
+    assert run_lines([recorded(plan=(), steps=rows([1.0]))])["loss scale, last"] == ["not observed"]
