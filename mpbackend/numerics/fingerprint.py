@@ -12,6 +12,7 @@ import msgspec
 
 from mpbackend.formats import FORMATS
 from mpbackend.numerics.arithmetic import Arithmetic
+from mpbackend.numerics.oracle import BYTE_PAIRS
 
 Value = int | str
 """A number of bits or products, or a word of the ``Arithmetic``; ``exact``, ``none`` and ``lowest`` stand for what it writes as None."""
@@ -163,6 +164,9 @@ def claim(arithmetic: Arithmetic, question: str) -> Value | None:
         return "exact"
     if question == "order" and any("order" in text for text in arithmetic.assumed):
         return None
+    if question == "order" and arithmetic.products_per_step % BYTE_PAIRS == 0:
+        # A step takes whole blocks, within which the order changes nothing.
+        return "sequential"
     if question == "promoted" and arithmetic.promotion_interval is None:
         return None
     if question == "register_bits":

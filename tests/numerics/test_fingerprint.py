@@ -72,6 +72,12 @@ def test_an_order_that_is_only_assumed_is_no_claim() -> None:
     assert verdicts(compare(fingerprint(chain, order=Answer(values=("other",))), chain))["order"] == "adds"
 
 
+def test_an_order_within_a_step_is_none() -> None:
+    wide = msgspec.structs.replace(UNIT, products_per_step=32, order="byte_pairs")
+    assert claim(wide, "order") == "sequential"
+    assert claim(msgspec.structs.replace(wide, products_per_step=16), "order") == "byte_pairs"
+
+
 def test_values_that_nothing_tells_apart_leave_a_question_open() -> None:
     several = Answer(values=(25, 26, "exact"), reason="no product of these operands tells these apart")
     findings = compare(fingerprint(fraction_bits=several), UNIT)
