@@ -54,7 +54,11 @@ def judged(gap: float, what: str, **figures: FigureValue) -> Answer:
 def together(answers: Mapping[str, Answer]) -> Answer:
     """Return one answer for several cases: every fault, every figure under the name of its case; a skip only where all were skipped."""
     faults = [f"{name}: {answer.fault}" for name, answer in answers.items() if answer.fault]
-    skips = [f"{name}: {text}" for name, answer in answers.items() if (text := answer.skip or answer.note)]
+    reasons: dict[str, list[str]] = {}
+    for name, answer in answers.items():
+        if text := answer.skip or answer.note:
+            reasons.setdefault(text, []).append(name)
+    skips = [f"{', '.join(names)}: {text}" for text, names in reasons.items()]
     figures = {f"{name} {figure}": value for name, answer in answers.items() for figure, value in answer.figures.items()}
     if answers and all(answer.skip for answer in answers.values()):
         return Answer(skip="; ".join(skips))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import inspect
 from typing import Any
 
@@ -132,9 +131,10 @@ def check_environment(subject: Subject) -> Answer:
     name, _, version = owner.partition(" ")
     if not name:
         return skip("no installed distribution brings the backend")
-    if found.get(name, version) != version or importlib.metadata.version(name) != version:
-        return fault(f"{name} is {version}, and it says {found[name]}")
-    return fine(values=len(found)) if name in found else fault(f"it does not name {name}, whose code runs")
+    stated = {**subject.device.versions, **found}.get(name)
+    if stated is None:
+        return fault(f"neither it nor the device names {name}, whose code runs")
+    return fine(values=len(found)) if stated == version else fault(f"{name} is {version}, and it says {stated}")
 
 
 def check_collective_formats(subject: Subject) -> Answer:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import torch
+from torch import Tensor
 
 from mpbackend.conformance.answer import Answer, FigureValue, fault, fine, skip, together
 from mpbackend.conformance.operands import normal, placed
@@ -11,12 +14,16 @@ from mpbackend.conformance.subject import PLAIN, Running, Subject
 from mpbackend.conformance.tolerances import claim_for
 from mpbackend.errors import UnknownNameError
 from mpbackend.formats import FORMATS
+from mpbackend.numerics.accumulate import arithmetic_for
 from mpbackend.numerics.arithmetic import Arithmetic
 from mpbackend.numerics.fingerprint import compare
 from mpbackend.numerics.probes import probe
 
 QUICK_SHAPES = ((64, 64, 64),)
 LONG_SHAPES = ((64, 64, 64), (64, 64, 256), (16, 16, 1024))
+OTHERS = ("fp8_e4m3", "tf32", "hf32_e8m11", "hf32_e8m10", "fp8_e5m2")
+"""Formats whose products stay in the format of their sums; one that the device does not multiply is left out."""
+
 UNSTATED = ("operand_subnormals", "output_subnormals", "overflow")
 """Questions that no row answers: what a device does there is a figure. Overflow has checks of its own."""
 
@@ -52,7 +59,7 @@ def check_probed_product_is_what_runs(subject: Subject) -> Answer:
 
 
 def check_probe_contradicts_no_claim(subject: Subject) -> Answer:
-    """A probe of the sums of every plain format finds nothing that the device's row rules out: steps, alignment, register, rounding, promotion, overflow."""
+    """A probe of the sums of every format finds nothing that the device's row rules out: steps, alignment, register, rounding, promotion."""
     make = getattr(subject.backend, "product", None)
     if make is None:
         return skip("the backend has no product for probes")
@@ -62,20 +69,38 @@ def check_probe_contradicts_no_claim(subject: Subject) -> Answer:
         if isinstance(plan, str):
             answers[name] = skip(plan)
             continue
-        claim = claim_of_stored(claim_for(subject, plan), name)
         with subject.running(plan):
-            fingerprint = probe(make(subject.device, name), a=name, b=name, output=name, shapes=QUICK_SHAPES if subject.quick else LONG_SHAPES)
-        findings = [finding for finding in compare(fingerprint, claim) if finding.question not in UNSTATED]
-        wrong = [
-            f"{found.question}: {found.reason}, and the probe finds {' or '.join(map(str, found.probed.values))}"
-            for found in findings
-            if found.verdict == CONTRADICTS
-        ]
-        seen = {question: " or ".join(map(str, fingerprint.answers[question].values)) for question in UNSTATED}
-        figures: dict[str, FigureValue] = {question: text for question, text in seen.items() if text}
-        figures |= {verdict: sum(found.verdict == verdict for found in findings) for verdict in ("agrees", "adds", "open")}
-        answers[name] = Answer(fault="; ".join(wrong), figures=figures)
+            answers[name] = probed(subject, make(subject.device, name), claim_of_stored(claim_for(subject, plan), name), name, name)
+    for name in OTHERS[: 1 if subject.quick else None]:
+        try:
+            claim, multiply = arithmetic_for(subject.matrix, subject.device.arch, name, name), make(subject.device, name)
+        except UnknownNameError:
+            continue
+        answers[name] = probed(subject, multiply, claim, name, claim.output)
     return together(answers)
+
+
+def probed(subject: Subject, multiply: Callable[[Tensor, Tensor], Tensor], claim: Arithmetic, name: str, output: str) -> Answer:
+    """Return the answer about one product.
+
+    Args:
+        subject: the backend and device.
+        multiply: the product, of fp64 matrices in main memory.
+        claim: what the device's row says.
+        name: format of the operands.
+        output: format of the results.
+    """
+    fingerprint = probe(multiply, a=name, b=name, output=output, shapes=QUICK_SHAPES if subject.quick else LONG_SHAPES)
+    findings = [finding for finding in compare(fingerprint, claim) if finding.question not in UNSTATED]
+    wrong = [
+        f"{found.question}: {found.reason}, and the probe finds {' or '.join(map(str, found.probed.values))}"
+        for found in findings
+        if found.verdict == CONTRADICTS
+    ]
+    seen = {question: " or ".join(map(str, fingerprint.answers[question].values)) for question in UNSTATED}
+    figures: dict[str, FigureValue] = {question: text for question, text in seen.items() if text}
+    figures |= {verdict: sum(found.verdict == verdict for found in findings) for verdict in ("agrees", "adds", "open")}
+    return Answer(fault="; ".join(wrong), figures=figures)
 
 
 def claim_of_stored(claim: Arithmetic, name: str) -> Arithmetic:

@@ -102,7 +102,7 @@ class Subject:
             return f"refused: {reasons[0]}" if reasons else str(error)
         except MpbackendError as error:
             return str(error)
-        return plan if plan.runnable else "; ".join(plan.blockers)
+        return plan if plan.runnable else plan.blockers[0]
 
     @contextmanager
     def running(self, plan: Plan) -> Iterator[Running]:

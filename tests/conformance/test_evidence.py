@@ -107,7 +107,7 @@ def test_answers_of_several_cases_are_put_together() -> None:
     assert judged(math.nan, "x").fault != ""
     mixed = together({"fp32": fine(gap=0.1), "bf16": skip("absent"), "fp16": fault("off", gap=3.0)})
     assert mixed == Answer(fault="fp16: off", note="bf16: absent", figures={"fp32 gap": 0.1, "fp16 gap": 3.0})
-    assert together({"fp32": skip("a"), "bf16": skip("b")}) == Answer(skip="fp32: a; bf16: b")
+    assert together({"fp32": skip("a"), "bf16": skip("b"), "fp16": skip("a")}) == Answer(skip="fp32, fp16: a; bf16: b")
     assert together({"fp32": fine(), "bf16": skip("b")}).skip == ""
 
 
