@@ -137,7 +137,7 @@ def accumulate(a: torch.Tensor, b: torch.Tensor, sums: torch.Tensor, arithmetic:
         sums: (M, N) what the sums start from, in fp32.
         arithmetic: the unit.
         loop: what ``loop_for`` says of it.
-        shifts: powers of two that the operands are multiplied by, exactly, in fp32.
+        shifts: powers of two that the operands are multiplied by, exactly, in fp32; from -126 to 127.
 
     Returns:
         (M, N) in fp32.
@@ -172,8 +172,9 @@ def accumulate(a: torch.Tensor, b: torch.Tensor, sums: torch.Tensor, arithmetic:
 
 
 def shifted(x: torch.Tensor, exponents: torch.Tensor, shift: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return numbers multiplied by powers of two, and their exponents."""
-    return torch.ldexp(x, shift), exponents + shift
+    """Return numbers multiplied by powers of two from 2^-126 to 2^127, and their exponents."""
+    power = (shift.int() + 127).bitwise_left_shift_(23).view(torch.float32)
+    return power.mul_(x), exponents + shift
 
 
 def in_tiles(x: torch.Tensor, width: int) -> torch.Tensor:

@@ -7,6 +7,8 @@ of MMA-Sim (arXiv 2511.10909), ST-FDPA and GST-FDPA. Terms and sums are exact in
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -82,11 +84,17 @@ def shifts_of(left: Tensor, right: Tensor, scale_a: Tensor, scale_b: Tensor, blo
     if loop_for(arithmetic) is None:
         return None
     shifts = []
-    for x, scale, dim in ((left, scale_a.float(), 1), (right, scale_b.float(), 0)):
+    for x, scale, dim, name in ((left, scale_a.float(), 1, arithmetic.a), (right, scale_b.float(), 0, arithmetic.b)):
         mantissa, exponent = scale.frexp()
+        if not scale.numel() or not (mantissa == 0.5).all():
+            return None
+        lowest, highest = (int(bound) - 1 for bound in exponent.aminmax())
+        least, most = math.frexp(FORMATS[name].smallest_subnormal)[1] - 1, math.frexp(FORMATS[name].max)[1] - 1
+        if lowest < -126 or highest > 127:
+            return None
         shift = (exponent - 1).to(torch.int16).repeat_interleave(block, dim)
-        wide = torch.ldexp(x.double(), shift)
-        if not (mantissa == 0.5).all() or not torch.equal(torch.ldexp(x, shift).double().nan_to_num(), wide.nan_to_num()):
+        beyond = least + lowest < -149 or most + highest > 127
+        if beyond and not torch.equal(torch.ldexp(x, shift).double().nan_to_num(), torch.ldexp(x.double(), shift).nan_to_num()):
             return None
         shifts.append(shift)
     return shifts[0], shifts[1]
