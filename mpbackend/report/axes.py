@@ -11,7 +11,10 @@ LOG_FROM = 20.0
 """Positive values of which the largest is this many times the smallest, or more, are drawn on a logarithmic axis."""
 
 TICKS = 4
-"""Labels that an axis aims at."""
+"""Labels that a logarithmic axis aims at."""
+
+LEAST_TICKS = 3
+"""Labels that a linear axis has at least."""
 
 FLAT = 1e-9
 """Values whose spread is this share of their size, or less, are drawn as one level: an axis could not label them apart."""
@@ -74,9 +77,9 @@ def flat_ends(value: float, powers_of_two: bool) -> tuple[float, float]:
 
 def linear(low: float, high: float) -> Axis:
     """Return an axis whose ticks are 1, 2 or 5 times a power of ten apart."""
-    rough = (high / 2 - low / 2) / (TICKS / 2)
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= rough * 0.999)
+    power = 10.0 ** math.floor(math.log10(high / 2 - low / 2))
+    steps = (factor * power for factor in (10.0, 5.0, 2.0, 1.0, 0.5, 0.2, 0.1))
+    step = next(step for step in steps if math.floor(high / step) - math.ceil(low / step) >= LEAST_TICKS - 1)
     ticks = tuple(number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1))
     digits = max(0, -math.floor(math.log10(step)))
     plain = digits <= 4 and max(abs(low), abs(high)) < 1e6

@@ -1,7 +1,8 @@
 """Line charts as SVG: the same curves give the same text. A curve is told by its dash and its marker as well as by its color.
 
-What is drawn keeps every extreme: where more points than columns would be drawn, each column keeps its smallest and its largest value, as in the M4 aggregation
-(Jugel et al., VLDB 2014) without the first and the last. A value that is not finite breaks the line and is marked at the upper edge.
+What is drawn keeps every extreme: where there are more points than can be told apart, the curve goes through the means of the columns, and a faint line goes
+through the smallest and the largest value of each, as in the M4 aggregation (Jugel et al., VLDB 2014) without the first and the last. A value that is not finite
+breaks the line and is marked at the upper edge.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ DASHES = ("", "7 4", "2 3", "9 3 2 3", "12 4")
 MARKERS = ("circle", "square", "triangle", "diamond", "cross", "plus")
 MARKED = 6
 """Markers on a line, at most."""
+
+DENSE = 2 * COLUMNS
+"""Points of a curve up to which each is drawn."""
 
 Point = tuple[int, float]
 
@@ -92,10 +96,13 @@ def step_text(step: int) -> str:
 def draw(curve: Curve, number: int, count: int, axis: Axis | None, first: int, last: int) -> Markup:
     """Return the line of a curve of ``count``, its markers, and marks for what is not finite. Curves that lie on each other have their markers in turn."""
     placed = [(column_of(step, first, last), value) for step, value in sorted(curve.points, key=lambda point: point[0])]
-    runs = list(finite_runs(thin(placed)))
-    drawn = [[(LEFT + column, TOP + ROWS * (1 - axis.place(value))) for column, value in run] for run in runs] if axis else []
+    dense = len(placed) > DENSE
+    runs = list(finite_runs(means(placed) if dense else placed))
+    drawn = [locate(run, axis) for run in runs] if axis else []
     lost = sorted({round(column) for column, value in placed if not math.isfinite(value)})
     body = [Markup('<g class="c{}">').format(number % COLORS)]
+    if dense and axis:
+        body.append(Markup('<path class="band" d="{}"/>').format("".join(path_text(locate(run, axis)) for run in finite_runs(thin(placed)))))
     path = "".join(path_text(run) for run in drawn)
     if path:
         body.append(Markup('<path class="line" stroke-dasharray="{}" d="{}"/>').format(DASHES[number % len(DASHES)], path))
@@ -113,24 +120,42 @@ def column_of(step: int, first: int, last: int) -> float:
     return COLUMNS * ((step - first) / (last - first)) if last > first else COLUMNS / 2
 
 
-def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the smallest and the largest finite value of each column, in their order, where there are more points than can be told apart.
+def locate(run: Sequence[tuple[float, float]], axis: Axis) -> list[tuple[float, float]]:
+    """Return where columns with finite values stand in the drawing."""
+    return [(LEFT + column, TOP + ROWS * (1 - axis.place(value))) for column, value in run]
 
-    Args:
-        points: column and value, from left to right. What is not finite in a column breaks the line after what is finite in it.
-    """
-    if len(points) <= 2 * COLUMNS:
-        return list(points)
+
+def by_column(points: Sequence[tuple[float, float]]) -> Iterator[tuple[list[tuple[float, float]], bool]]:
+    """Yield the finite points of each column, from left to right, and whether another one was not finite."""
     columns: dict[int, list[tuple[float, float]]] = {}
     for point in points:
-        columns.setdefault(int(point[0]), []).append(point)
-    kept: list[tuple[float, float]] = []
+        columns.setdefault(min(int(point[0]), COLUMNS - 1), []).append(point)
     for members in columns.values():
-        finite = [index for index, (_, value) in enumerate(members) if math.isfinite(value)]
-        ends = {min(finite, key=lambda index: members[index][1]), max(finite, key=lambda index: members[index][1])} if finite else set()
-        kept.extend(members[index] for index in sorted(ends))
-        if len(finite) < len(members):
-            kept.append((members[-1][0], math.nan))
+        finite = [member for member in members if math.isfinite(member[1])]
+        yield finite, len(finite) < len(members)
+
+
+def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the smallest and the largest finite value of each column, in their order. What is not finite breaks the line after its column."""
+    kept: list[tuple[float, float]] = []
+    for finite, lost in by_column(points):
+        if finite:
+            ends = {min(range(len(finite)), key=lambda index: finite[index][1]), max(range(len(finite)), key=lambda index: finite[index][1])}
+            kept.extend(finite[index] for index in sorted(ends))
+        if lost:
+            kept.append((0.0, math.nan))
+    return kept
+
+
+def means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the mean of the finite values of each column, at the middle of the points. What is not finite breaks the line after its column."""
+    kept: list[tuple[float, float]] = []
+    for finite, lost in by_column(points):
+        if finite:
+            middle = (finite[0][0] + finite[-1][0]) / 2
+            kept.append((middle, math.fsum(value / len(finite) for _, value in finite)))
+        if lost:
+            kept.append((0.0, math.nan))
     return kept
 
 
