@@ -46,6 +46,9 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
         first_units: gap of the first compared step in units.
         diverged_step: first step whose gap exceeds one unit; None where none does.
         nonfinite: steps at which one loss is finite and the other is not.
+        norm_gap: mean relative gap of the gradient norms of taken steps; None where no step has both.
+        worst_norm_gap: the largest one.
+        worst_norm_step: where it is.
     """
 
     names: tuple[str, str]
@@ -64,10 +67,13 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     first_units: float | None = None
     diverged_step: int | None = None
     nonfinite: int = 0
+    norm_gap: float | None = None
+    worst_norm_gap: float | None = None
+    worst_norm_step: int | None = None
 
 
 class Gap(NamedTuple):
-    """The losses of a step that both runs have."""
+    """The losses, or the gradient norms, of a step that both runs have."""
 
     step: int
     baseline: float
@@ -80,6 +86,10 @@ def compare_curves(one: ComparedRun, other: ComparedRun) -> Curve:
     identical = bool(common) and len(common) == len(one.rows) == len(other.rows) and all(alike(*pair) for pair in common)
     losses = [Gap(a.step, number(a.loss) or 0.0, number(b.loss) or 0.0) for a, b in common if a.loss is not None and b.loss is not None]
     finite = [gap for gap in losses if math.isfinite(gap.baseline) and math.isfinite(gap.candidate)]
+    norms = [Gap(a.step, number(a.grad_norm) or 0.0, number(b.grad_norm) or 0.0) for a, b in common if a.stepped and b.stepped and both_norms(a, b)]
+    norms = [gap for gap in norms if math.isfinite(gap.baseline) and math.isfinite(gap.candidate)]
+    norm_gaps = [relative(gap) for gap in norms]
+    worst_norm = max(range(len(norm_gaps)), key=norm_gaps.__getitem__, default=None)
     base = Curve(
         names=(one.name, other.name),
         seed=one.seed if one.seed == other.seed else None,
@@ -87,6 +97,9 @@ def compare_curves(one: ComparedRun, other: ComparedRun) -> Curve:
         compared=len(finite),
         identical=identical,
         nonfinite=sum(math.isfinite(gap.baseline) != math.isfinite(gap.candidate) for gap in losses),
+        norm_gap=average(norm_gaps) if norm_gaps else None,
+        worst_norm_gap=None if worst_norm is None else norm_gaps[worst_norm],
+        worst_norm_step=None if worst_norm is None else norms[worst_norm].step,
     )
     if not finite:
         return base
@@ -120,6 +133,11 @@ def shared_rows(one: ComparedRun, other: ComparedRun) -> Iterator[tuple[StepRow,
     for row in one.rows:
         if row.step in found:
             yield row, found[row.step]
+
+
+def both_norms(one: StepRow, other: StepRow) -> bool:
+    """Tell whether two steps have a gradient norm each."""
+    return one.grad_norm is not None and other.grad_norm is not None
 
 
 def alike(one: StepRow, other: StepRow) -> bool:

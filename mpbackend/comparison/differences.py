@@ -31,7 +31,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """One difference.
 
     Attributes:
-        kind: ``departure``, ``decision``, ``switch``, ``class``, ``conversion`` or ``compute``.
+        kind: ``departure``, ``decision``, ``switch``, ``class``, ``conversion``, ``compute`` or ``counter``.
         name: role, switch or class.
         baseline: value there.
         candidate: value there.
@@ -65,6 +65,7 @@ def find_differences(one: ComparedRun, other: ComparedRun, question: Question, m
         *held(one, other),
         *converted(one, other),
         *observed(one, other),
+        *counted(one, other),
     ]
     if question == "recipe":
         found = [msgspec.structs.replace(difference, decides=False) for difference in found]
@@ -188,3 +189,12 @@ def observed(one: ComparedRun, other: ComparedRun) -> Iterator[Difference]:
         if counts[0] != counts[1] and first.shares and second.shares:
             label = "bytes written by casts" if name == "cast_bytes" else "casts"
             yield Difference(kind="compute", name=label, baseline=digits(counts[0]), candidate=digits(counts[1]), decides=False, reason="of an observed step")
+
+
+def counted(one: ComparedRun, other: ComparedRun) -> Iterator[Difference]:
+    """Yield the events that the two sessions counted differently; one that a record does not name did not happen there."""
+    first, second = one.record.counters, other.record.counters
+    for name in dict.fromkeys([*first, *second]):
+        values = [side.get(name, 0) for side in (first, second)]
+        if values[0] != values[1]:
+            yield Difference(kind="counter", name=name, baseline=digits(values[0]), candidate=digits(values[1]), decides=False, reason="events in the session")

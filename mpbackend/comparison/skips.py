@@ -1,4 +1,4 @@
-"""The share of steps that a run skipped: a sign of unstable training of its own, whatever the loss at the end.
+"""The share of steps that a run skipped, and its non-finite steps: a sign of unstable training of its own, whatever the loss at the end.
 
 The limit of one step in a hundred is the custom for dynamic loss scaling. Below 300 steps it cannot be shown: where none of n steps was skipped, the share is
 below ``3 / n`` with a confidence of 95 % (the rule of three: Hanley and Lippman-Hand, 1983), and that is 1 % at 300.
@@ -28,6 +28,7 @@ class Skips(msgspec.Struct, frozen=True, kw_only=True):
         skipped: skipped ones among them.
         search: steps that were skipped in the search.
         share: ``skipped / steps``, 0 without steps.
+        nonfinite: steps with a loss or a gradient that was not finite, those of the search included.
         finding: ``none can be``: there is no dynamic loss scale, and nothing was skipped.
     """
 
@@ -36,6 +37,7 @@ class Skips(msgspec.Struct, frozen=True, kw_only=True):
     skipped: int
     search: int
     share: float
+    nonfinite: int
     finding: Finding
 
 
@@ -52,4 +54,4 @@ def count_skips(run: ComparedRun) -> Skips:
         finding = "too few steps"
     elif share >= LIMIT:
         finding = "at or above the limit"
-    return Skips(name=run.name, steps=steps, skipped=counted, search=search, share=share, finding=finding)
+    return Skips(name=run.name, steps=steps, skipped=counted, search=search, share=share, nonfinite=sum(row.nonfinite for row in run.rows), finding=finding)

@@ -25,7 +25,7 @@ VERDICT_TEXT: dict[Verdict, str] = {
     "equivalent": "= equivalent",
     "different": "≠ different",
     "inconclusive": "? inconclusive",
-    "not comparable": "✕ not comparable",
+    "not comparable": "⊘ not comparable",
 }
 
 QUESTION_TEXT = {
@@ -207,6 +207,8 @@ def curve_facts(comparison: Comparison) -> list[tuple[str, str]]:
         ("tolerance unit", f"{curve.unit_source}" if curve.unit is None else f"{curve.unit:.3g} of the loss: one product in {curve.unit_source}"),
         ("largest gap", f"{curve.worst_gap:.3g} at step {step_text(curve.worst_step)}"),
     ]
+    if curve.norm_gap is not None and curve.worst_norm_gap is not None:
+        facts.append(("gradient norm", f"mean gap {curve.norm_gap:.3g}, largest {curve.worst_norm_gap:.3g} at step {step_text(curve.worst_norm_step)}"))
     if comparison.custom_gap is not None:
         within = "within" if comparison.within_custom else "beyond"
         facts.append(("mean gap", f"{comparison.custom_gap:.3g}: {within} the {CUSTOM:.0%} that custom calls equal, which decides nothing here"))
@@ -253,9 +255,13 @@ def skips_table(comparison: Comparison) -> Table:
         Column("skipped", right=True),
         Column("in the search for a scale", right=True),
         Column("share"),
+        Column("non-finite", right=True),
         Column("finding"),
     )
-    rows = [(item.name, digits(item.steps), digits(item.skipped), digits(item.search), f"{item.share:.2%}", item.finding) for item in comparison.skips]
+    rows = [
+        (item.name, digits(item.steps), digits(item.skipped), digits(item.search), f"{item.share:.2%}", digits(item.nonfinite), item.finding)
+        for item in comparison.skips
+    ]
     return Table("Skipped steps", columns, rows)
 
 

@@ -89,3 +89,13 @@ def test_a_sum_in_fp16_is_part_of_the_unit() -> None:
     assert narrow is not None
     assert wide is not None
     assert narrow - wide == pytest.approx(2.0**-11, rel=0.01)
+
+
+def test_gradient_norms_of_taken_steps_have_a_gap_of_their_own() -> None:
+    made = rows([1.0] * 5)
+    other = [msgspec.structs.replace(row, grad_norm=norm) for row, norm in zip(made, [1.0, 1.5, 9.0, "inf", None], strict=True)]
+    other[2] = msgspec.structs.replace(other[2], stepped=False)
+    found = compare_curves(read_run(recorded(steps=made)), read_run(recorded(steps=tuple(other))))
+    assert (found.norm_gap, found.worst_norm_gap, found.worst_norm_step) == (0.25, 0.5, 2)
+    bare = tuple(msgspec.structs.replace(row, grad_norm=None) for row in made)
+    assert compare_curves(read_run(recorded(steps=bare)), read_run(recorded(steps=made))).norm_gap is None

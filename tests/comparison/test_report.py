@@ -14,6 +14,7 @@ from mpbackend.comparison.verdict import Comparison, compare
 from mpbackend.observe.record import Recorded
 from mpbackend.report import markdown, terminal
 from mpbackend.report.comparison import comparison_document, comparison_report, fold
+from mpbackend.report.view import Table
 from tests.comparison.building import falling, plan, recorded, rows, switch
 
 HOSTILE = "\x1b[2J</script><script>alert(1)</script> | *a* \u202e\u2028 `x`"
@@ -44,6 +45,14 @@ def test_a_comparison_fits_and_begins_with_its_verdict(name: str, width: int) ->
     text = terminal.render(comparison_report(found), width)
     assert max(map(len, text.splitlines())) <= width
     assert found.verdict in text.splitlines()[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_row_has_a_cell_for_every_column(name: str) -> None:
+    tables = [block for block in comparison_report(CASES[name]()).blocks if isinstance(block, Table)]
+    assert tables
+    for table in tables:
+        assert {len(row) for row in table.rows} == {len(table.columns)}, table.title
 
 
 def test_the_text_holds_what_the_verdict_rests_on() -> None:

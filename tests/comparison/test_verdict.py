@@ -75,6 +75,17 @@ def test_hf32_convolution_is_found_across_vendors_whose_switches_have_other_name
     assert not any(difference.decides for difference in compare(first, clean).differences)
 
 
+def test_settings_that_mean_one_format_decide_nothing() -> None:
+    cpu: dict[str, Any] = {"device": "a-cpu", "arch": "x86-64-avx512_bf16"}
+    first = recorded(**cpu, switches={"conv.fp32_precision": switch("ieee", planned="ieee", before="none")})
+    found = compare(first, recorded(**cpu, switches={"conv.fp32_precision": switch("tf32")}))
+    assert [(item.name, item.decides, item.reason) for item in found.differences] == [("conv.fp32_precision", False, "that is fp32 and fp32")]
+    unknown = compare(first, recorded(**cpu, switches={"conv.fp32_precision": switch("hf32")}))
+    assert (unknown.verdict, unknown.differences[0].name) == ("different", "conv.fp32_precision")
+    unplanned = [recorded(**cpu, switches={"deterministic": switch(value)}) for value in ("default", "warn")]
+    assert not compare(*unplanned).differences[0].decides
+
+
 def test_an_fp32_baseline_that_ran_hf32_is_no_baseline_for_a_recipe() -> None:
     hf32 = recorded(**OTHER_DEVICE, switches={"conv.allow_hf32": switch("True")})
     found = compare(hf32, recorded(**OTHER_DEVICE, recipe="bf16"))
@@ -178,6 +189,12 @@ def test_seeds_that_agree_are_equivalent() -> None:
     assert found.quality.margin == pytest.approx(0.001 * 2.0, rel=0.05)
 
 
+def test_one_identical_seed_does_not_speak_for_the_others() -> None:
+    found = sides([0.0, 0.05], [0.0, 0.09])
+    assert [curve.identical for curve in found.curves] == [True, False]
+    assert found.verdict == "inconclusive"
+
+
 def test_seeds_that_all_end_higher_are_different() -> None:
     found = sides([0.0, 0.05, -0.04, 0.02], [0.031, 0.08, -0.011, 0.052])
     assert found.verdict == "different"
@@ -269,6 +286,16 @@ def test_skipping_more_than_a_hundredth_is_different() -> None:
     found = compare(base, many)
     assert found.verdict == "different"
     assert found.reasons[0] == "only the candidate skips 2.5% of its steps; stable training skips less than 1%"
+
+
+def test_non_finite_steps_are_counted() -> None:
+    found = compare(recorded(), recorded(["nan", "inf", *falling(398)]))
+    assert [skip.nonfinite for skip in found.skips] == [0, 2]
+
+
+def test_events_that_only_one_session_counted_are_named() -> None:
+    found = compare(recorded(counters={"skips": 1}), recorded(counters={"skips": 1, "lost_updates": 7}))
+    assert [(item.kind, item.name, item.baseline, item.candidate, item.decides) for item in found.differences] == [("counter", "lost_updates", "0", "7", False)]
 
 
 def test_the_search_for_a_scale_is_no_skipping() -> None:
