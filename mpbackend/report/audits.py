@@ -54,10 +54,7 @@ def facts(audit: AuditDocument) -> list[tuple[str, str]]:
         ("effective compute format", audit.effective),
         ("FLOPs of a step", f"{audit.flops:,}"),
         ("casts", f"{sum(row.count for row in audit.casts):,}, {size_text(sum(row.bytes for row in audit.casts))} written"),
-        (
-            "left to the host",
-            f"{sum(row.count for row in audit.fallbacks):,} calls" + (" (inside a timed step)" if any(row.timed for row in audit.fallbacks) else ""),
-        ),
+        ("left to the host", host_text(audit)),
     ]
     if audit.seconds:
         pairs.append(("step", f"{audit.seconds * 1e3:.2f} ms" + ("" if audit.tokens_per_s is None else f", {audit.tokens_per_s:,.0f} tokens/s")))
@@ -68,6 +65,14 @@ def facts(audit: AuditDocument) -> list[tuple[str, str]]:
     if audit.uncounted:
         pairs.append(("uncounted", ", ".join(audit.uncounted)))
     return pairs
+
+
+def host_text(audit: AuditDocument) -> str:
+    """Return how many calls the device left to the host, where that can be known."""
+    if audit.basis == "fake":
+        return "unknown without the device"
+    count = sum(row.count for row in audit.fallbacks)
+    return f"{count:,} calls" + (" (inside a timed step)" if any(row.timed for row in audit.fallbacks) else "")
 
 
 def folded_rows(rows: Iterable[OpRow]) -> list[OpRow]:
