@@ -1,8 +1,8 @@
 """Line charts as SVG: the same curves give the same text. A curve is told by its dash and its marker as well as by its color.
 
-What is drawn keeps every extreme: where there are more points than can be told apart, the curve goes through the means of the columns, and a faint line goes
-through the smallest and the largest value of each, as in the M4 aggregation (Jugel et al., VLDB 2014) without the first and the last. A value that is not finite
-breaks the line and is marked at the upper edge.
+What is drawn keeps every extreme. Where there are more points than can be told apart, the curve goes through the means of the columns, and a faint line through
+the smallest and the largest value of each: the M4 aggregation (Jugel et al., VLDB 2014) without its first and last. A value that is not finite breaks the line
+and is marked at the upper edge.
 """
 
 from __future__ import annotations
