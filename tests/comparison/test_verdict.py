@@ -199,6 +199,8 @@ def test_seeds_that_all_end_higher_are_different() -> None:
     found = sides([0.0, 0.05, -0.04, 0.02], [0.031, 0.08, -0.011, 0.052])
     assert found.verdict == "different"
     assert "outside the margin" in found.reasons[0]
+    assert found.equivalence is not None
+    assert found.equivalence.difference == pytest.approx(0.0305, rel=0.01), "the candidate less the baseline"
     assert sides([0.0, 0.05, -0.04, 0.02], [0.031, 0.08, -0.011, 0.052], margin=0.1).verdict == "equivalent"
 
 
