@@ -10,6 +10,9 @@ from mpbackend.conformance.subject import DTYPES
 SEED = 20240607
 """Of every generator of the checks; in the evidence by the version of this package."""
 
+SMALL_TERM = 2.0**-14
+"""Below the last of 13 fraction bits of 1."""
+
 
 def normal(shape: tuple[int, ...], name: str, case: int = 0) -> Tensor:
     """Return normal deviates that are values of a format, none of them subnormal, in fp64 on the host.
@@ -31,24 +34,22 @@ def placed(values: Tensor, name: str, device: torch.device, *, grad: bool = Fals
     return values.to(DTYPES[name]).to(device).requires_grad_(grad)
 
 
-def losing(k: int, bits: int = 14) -> Tensor:
-    """Return rows of products whose sums lose what a register of fewer than ``bits`` fraction bits does not hold.
+def losing(k: int) -> tuple[Tensor, Tensor]:
+    """Return operands of sums that lose what a register of fewer than 14 fraction bits does not hold.
 
-    Each row is 1, then small terms of ``2**-bits``, then -1 at another place; the rest small terms too. The last row is positive, with sums that need more bits
-    the longer they are.
+    A sum is 1, then terms of 2^-14, then -1 at some place, or the same from its end; the rest are terms of 2^-14 too. The last is positive, with terms near 1.
 
     Args:
-        k: products of a sum, at least 4.
-        bits: the small terms are ``2**-bits``; even.
+        k: products of a sum, at least 8.
 
     Returns:
-        (rows, k) fp64: square roots of the magnitudes are powers of two, so that both operands can hold them.
+        (rows, k) and (k, rows) fp64; the sums are on the diagonal of the product. A small term is 2^-7 times 2^-7, so that every format holds both.
     """
-    places = sorted({1, 2, 3, k // 4, k // 2, k - 2, k - 1} - {0})
-    rows = torch.full((2 * len(places) + 1, k), 2.0**-bits, dtype=torch.float64)
+    places = sorted({1, 2, 3, k // 4, k // 2, k - 2, k - 1})
+    rows = torch.full((2 * len(places) + 1, k), SMALL_TERM, dtype=torch.float64)
     for row, place in enumerate(places):
         rows[row, 0], rows[row, place] = 1.0, -1.0
         rows[len(places) + row, k - 1], rows[len(places) + row, k - 1 - place] = 1.0, -1.0
-    rows[-1] = 1.0
-    rows[-1, 1:] = torch.where(torch.arange(1, k) % 3 == 0, 2.0**-bits, 1 + 2.0**-6)
-    return rows
+    rows[-1, torch.arange(k) % 3 != 1] = 1 + 2.0**-6
+    small = rows == SMALL_TERM
+    return torch.where(small, SMALL_TERM**0.5, rows), torch.where(small, SMALL_TERM**0.5, torch.ones_like(rows)).T.contiguous()
