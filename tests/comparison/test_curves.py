@@ -99,3 +99,17 @@ def test_gradient_norms_of_taken_steps_have_a_gap_of_their_own() -> None:
     assert (found.norm_gap, found.worst_norm_gap, found.worst_norm_step) == (0.25, 0.5, 2)
     bare = tuple(msgspec.structs.replace(row, grad_norm=None) for row in made)
     assert compare_curves(read_run(recorded(steps=bare)), read_run(recorded(steps=made))).norm_gap is None
+
+
+@pytest.mark.parametrize(("units", "step"), [(0.99, None), (1.01, 1)])
+def test_divergence_begins_right_above_one_unit(units: float, step: int | None) -> None:
+    unit = curves([1.0], [1.0]).unit
+    assert unit is not None
+    assert curves([1.0], [1.0 - units * unit]).diverged_step == step
+
+
+@pytest.mark.parametrize("change", [{"scale": 2.0}, {"grad_norm": 2.0}, {"stepped": False}, {"loss": 2.0}])
+def test_every_recorded_bit_of_a_step_counts(change: dict[str, Any]) -> None:
+    made = rows([1.0, 1.0])
+    other = (made[0], msgspec.structs.replace(made[1], **change))
+    assert not compare_curves(read_run(recorded(steps=made)), read_run(recorded(steps=other))).identical

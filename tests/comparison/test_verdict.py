@@ -243,6 +243,13 @@ def test_repeats_without_noise_are_no_floor() -> None:
     assert "the repeats are bit for bit alike" in found.reasons[0]
 
 
+def test_repeats_of_which_one_differs_are_not_alike() -> None:
+    one = [close(0.0, name="a"), close(0.0, name="again"), close(0.0001, name="other")]
+    found = compare(one, close(0.00005, name="b", **OTHER_DEVICE))
+    assert found.floor is not None
+    assert (found.floor.identical, found.floor.runs, found.floor.df) == (False, 3, 2)
+
+
 def test_a_record_given_twice_is_no_repeat() -> None:
     run = close(0.0, name="a")
     found = compare([run, run], close(0.00005, name="b"))
