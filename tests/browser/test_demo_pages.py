@@ -11,11 +11,11 @@ import pytest
 from mpbackend.comparison.verdict import compare
 from tests.support.browsing import SCHEMES, STEPS, WIDTHS, Open, Watched, stop_outside
 
-PAGES = ("index.html", "comparison.html", "matrix.html")
+PAGES = ("index.html", "comparison.html", "matrix.html", "matrix.html#view=grid", "matrix.html#device=h100")
 
 # Elements that reach beyond the window and stand in nothing that scrolls; the heads of tables are hidden where their lines are cards.
 WIDER = """(width) => [...document.querySelectorAll("main *")]
-  .filter((element) => element.checkVisibility() && element.getBoundingClientRect().right > width + 1 && !element.closest(".scroll, thead")).length"""
+  .filter((element) => element.checkVisibility() && element.getBoundingClientRect().right > width + 1 && !element.closest(".scroll, .wide, thead")).length"""
 
 # Contrast of text by WCAG 2.2, 1.4.3, of every element with text of its own; a background that is not opaque lies on the one behind it.
 CONTRAST = """() => {
@@ -142,12 +142,14 @@ def test_the_keyboard_reaches_everything_that_scrolls_or_opens(watched: Open, de
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_pages_fit_and_can_be_read(watched: Open, demo: Path, pictures: Path, width: int, scheme: str, name: str) -> None:
-    page = watched(width, scheme).open(demo / name)
+    file, _, fragment = name.partition("#")
+    page = watched(width, scheme).open(demo / file, f"#{fragment}" if fragment else "")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     wide = page.evaluate(WIDER, width)
     assert wide == 0
     assert page.evaluate(CONTRAST) == []
-    page.screenshot(path=pictures / f"{Path(name).stem}-{width}-{scheme}.png", full_page=name != "matrix.html")
+    title = "-".join(part for part in (Path(file).stem, fragment.partition("=")[2], str(width), scheme) if part)
+    page.screenshot(path=pictures / f"{title}.png", full_page=file != "matrix.html")
 
 
 def test_a_page_that_asks_for_something_is_caught(browser: Any, tmp_path: Path) -> None:
