@@ -9,7 +9,7 @@ from mpbackend.observe.audit_document import AuditDocument, Entry
 
 Kind = Literal["condition", "request", "operation", "casts", "fallbacks", "memory", "finding"]
 
-CONDITIONS = ("workload", "recipe", "granted", "device", "basis", "torch", "parameters", "flops", "tokens", "uncounted", "overflow")
+CONDITIONS = ("workload", "recipe", "granted", "device", "kind", "basis", "torch", "parameters", "flops", "tokens", "uncounted", "overflow")
 
 
 class Difference(Entry, frozen=True, kw_only=True):

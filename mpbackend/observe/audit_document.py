@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from mpbackend.device import Kind
 from mpbackend.errors import DocumentError
 
 SCHEMA = 1
@@ -147,6 +148,7 @@ class AuditDocument(Entry, frozen=True, kw_only=True):
         device: key of the target.
         recipe: canonical text of what was asked.
         granted: of what was granted.
+        kind: of the device: an emulated one has another's arithmetic, and neither its speed nor its operator policy.
         basis: how it ran.
         torch: version.
         parameters: number of parameters.
@@ -168,6 +170,7 @@ class AuditDocument(Entry, frozen=True, kw_only=True):
     device: str
     recipe: str
     granted: str
+    kind: Kind
     basis: Basis
     torch: str
     parameters: int

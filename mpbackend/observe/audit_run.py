@@ -22,7 +22,7 @@ from mpbackend.observe.audit_step import StepWatch, own_step, session_step, watc
 from mpbackend.observe.audit_summary import cast_rows, fallback_rows, op_rows, product_rows, request_rows, unaligned_notes
 from mpbackend.observe.audit_workload import Build, Workload, build_workload
 from mpbackend.observe.fake_device import fake_tensors
-from mpbackend.observe.ledger import ledger, mfu, optimizer_key, rate_per_s
+from mpbackend.observe.ledger import Mfu, ledger, mfu, optimizer_key, rate_per_s
 from mpbackend.observe.portability import look_at_banned, look_at_model, look_at_passes
 from mpbackend.planning import Plan
 from mpbackend.target import Target, autocast_dtype
@@ -167,12 +167,15 @@ def document(
     matrix = target.plugins.matrix()
     ops = op_rows(auditor, plan)
     products = product_rows(auditor, matrix, plan.device.arch, seen.flops)
-    rate = mfu(flops_by_compute(ops), accumulate_of(plan), ran.seconds, matrix, plan.device.key)
+    rate = Mfu(None, f"the device is {plan.device.kind}: its time is that of this machine")
+    if plan.device.kind == "hardware":
+        rate = mfu(flops_by_compute(ops), accumulate_of(plan), ran.seconds, matrix, plan.device.key)
     return AuditDocument(
         workload=made.name,
         device=plan.device.key,
         recipe=plan.recipe,
         granted=plan.granted,
+        kind=plan.device.kind,
         basis=made.basis,
         torch=str(torch.__version__),
         parameters=made.parameters,

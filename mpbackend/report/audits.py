@@ -15,7 +15,7 @@ SHOWN_SHARE = 0.001
 """Least share of the FLOPs that a product needs to be listed."""
 
 SAME = {True: "yes", False: "NO", None: "not seen"}
-BASIS = {"live": "ran on the device", "fake": "tensors without memory, the target's operator policy; no device was used"}
+FAKE = "tensors without memory, the target's operator policy; no device was used"
 
 
 def audit_report(audit: AuditDocument, *, full: bool = False) -> Report:
@@ -42,14 +42,15 @@ def audit_report(audit: AuditDocument, *, full: bool = False) -> Report:
         memory_table(audit),
         Listing("Notes", audit.notes),
     ]
-    return Report(f"{audit.workload}: {audit.recipe} on {audit.device}", [block for block in blocks if not isinstance(block, Table) or block.rows])
+    device = audit.device if audit.kind == "hardware" else f"{audit.device} ({audit.kind})"
+    return Report(f"{audit.workload}: {audit.recipe} on {device}", [block for block in blocks if not isinstance(block, Table) or block.rows])
 
 
 def facts(audit: AuditDocument) -> list[tuple[str, str]]:
     """Return what a reader needs before the tables."""
     pairs = [
         ("recipe", audit.recipe if audit.granted == audit.recipe else f"{audit.recipe}, granted {audit.granted}"),
-        ("basis", f"{BASIS[audit.basis]}; torch {audit.torch}"),
+        ("basis", f"{FAKE if audit.basis == 'fake' else live_text(audit)}; torch {audit.torch}"),
         ("parameters", f"{audit.parameters:,}"),
         ("effective compute format", audit.effective),
         ("FLOPs of a step", f"{audit.flops:,}"),
@@ -65,6 +66,13 @@ def facts(audit: AuditDocument) -> list[tuple[str, str]]:
     if audit.uncounted:
         pairs.append(("uncounted", ", ".join(audit.uncounted)))
     return pairs
+
+
+def live_text(audit: AuditDocument) -> str:
+    """Return where an audit ran."""
+    return (
+        "ran on the device" if audit.kind == "hardware" else f"ran on this machine's processor; the device is {audit.kind}, and operators are those of the host"
+    )
 
 
 def host_text(audit: AuditDocument) -> str:

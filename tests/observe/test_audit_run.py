@@ -116,6 +116,14 @@ def test_timed_steps_give_a_rate_and_an_unknown_peak_no_utilization() -> None:
     assert run().tokens_per_s is None
 
 
+def test_an_emulated_device_has_no_utilization_although_its_peak_is_known() -> None:
+    target = mpbackend.select("emu:h100")
+    audit = audit_workload(net, target, target.plan("bf16"), steps=1, fp32=False)
+    assert (audit.device, audit.kind, audit.effective) == ("h100", "emulated", "bf16")
+    assert audit.mfu is None and "the device is emulated" in audit.mfu_basis
+    assert table(audit, "backward")["blocks.0", "mm"].compute == "bf16"  # as the model asked, not as the emulation computes
+
+
 def test_the_audit_leaves_the_training_as_it_is() -> None:
     losses = []
     for audits in (False, True):

@@ -15,6 +15,7 @@ AUDIT = AuditDocument(
     device="d1",
     recipe="bf16",
     granted="bf16",
+    kind="hardware",
     basis="live",
     torch="2.13.0",
     parameters=1234,
@@ -66,6 +67,13 @@ def test_rows_that_are_not_shown_are_counted() -> None:
     many = AuditDocument(**{**{name: getattr(AUDIT, name) for name in AUDIT.__struct_fields__}, "ops": tuple(op(f"m{n}") for n in range(30))})
     assert "Operations (20 of 30 rows; --full shows all)" in terminal.render(audit_report(many), 160)
     assert "m29" in terminal.render(audit_report(many, full=True), 160)
+
+
+def test_an_emulated_device_is_not_taken_for_hardware() -> None:
+    emulated = AuditDocument(**{**{name: getattr(AUDIT, name) for name in AUDIT.__struct_fields__}, "kind": "emulated"})
+    text = terminal.render(audit_report(emulated), 160)
+    assert "w:build: bf16 on d1 (emulated)" in text
+    assert "ran on the device" not in text
 
 
 def test_differences() -> None:
