@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import subprocess
 import sys
@@ -78,16 +77,17 @@ def ask(subject: Subject) -> dict[str, Any] | Answer:
     owner = subject.plugins.owners.get(f"backend {subject.backend.name}", "")
     if not owner:
         return skip("no installed distribution brings the backend, so a fresh process does not know it")
-    status, text = run(subject.backend.name, owner.partition(" ")[0])
+    if not subject.told:
+        subject.told.append(run(subject.backend.name, owner.partition(" ")[0]))
+    status, text = subject.told[0]
     if status:
         return fault(f"a fresh process ends with {status}: {printable(text)}")
     told: dict[str, Any] = json.loads(text)
     return fault("a fresh process does not find the backend") if told["missing"] else told
 
 
-@functools.lru_cache(maxsize=8)
 def run(name: str, distribution: str) -> tuple[int, str]:
-    """Return the status of a fresh process, and its last line; asked once for a backend, since three checks read it."""
+    """Return the status of a fresh process that lists the devices of a backend, and its last line."""
     program = PROGRAM.format(name=name, distribution=distribution)
     try:
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT, check=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 
 import torch
@@ -21,6 +22,7 @@ WORK = 512
 
 def check_memory_is_counted(subject: Subject) -> Answer:
     """A tensor of 64 MiB raises the allocated bytes by that, and freeing it lowers them; the peak keeps it until it is reset."""
+    gc.collect()  # what earlier work left must not be freed in between
     meter = subject.backend.memory(subject.device)
     meter.reset_peak()
     before = meter.read()

@@ -66,6 +66,7 @@ class Subject:
         matrix: the capability matrices.
         target: what ``mpbackend.select`` would return.
         plans: plans by recipe, or why there is none.
+        told: what a fresh process told about the backend: its status and its last line, for the checks that need one.
     """
 
     backend: Backend
@@ -75,6 +76,7 @@ class Subject:
     matrix: Matrix = field(init=False)
     target: Target = field(init=False)
     plans: dict[str, Plan | str] = field(init=False, default_factory=dict, repr=False, compare=False)
+    told: list[tuple[int, str]] = field(init=False, default_factory=list, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Let the very backend answer for its name, whatever the plugins hold under it."""

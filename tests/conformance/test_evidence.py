@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,23 @@ def test_what_is_no_evidence_is_refused(content: bytes, tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(DocumentError, match=r"no evidence of schema 1.*give a file that `mpbackend conformance` wrote"):
         load_evidence(path)
+
+
+def test_damaged_files_are_evidence_or_one_message(tmp_path: Path) -> None:
+    generator, refused = random.Random(5), 0
+    content = msgspec.json.encode(evidence())
+    path = tmp_path / "evidence.json"
+    for _ in range(400):
+        damaged = bytearray(content)
+        for _ in range(generator.randint(1, 3)):
+            damaged[generator.randrange(len(damaged))] = generator.randrange(256)
+        path.write_bytes(bytes(damaged[: generator.choice((len(damaged), generator.randrange(len(damaged))))]))
+        try:
+            assert load_evidence(path).kind == "conformance"
+        except DocumentError as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert refused > 200
 
 
 def test_figures_that_json_has_no_number_for_become_text() -> None:

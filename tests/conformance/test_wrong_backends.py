@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mpbackend.conformance import isolation
 from mpbackend.conformance.registry import CHECKS
 from mpbackend.conformance.runner import run_check
 from mpbackend.conformance.subject import Subject
@@ -63,10 +62,8 @@ def test_the_check_in_a_fresh_process_finds_its_fault(name: str, tmp_path: Path,
     install(tmp_path, PLUGIN.format(imports=imports, discovery=discovery or "pass"))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    isolation.run.cache_clear()
     plugins = load_plugins()
     result = run_check(name, Subject(plugins.backends["wrong"], processor()[1], plugins))
-    isolation.run.cache_clear()
     assert (result.outcome, words in result.detail) == ("failed", True), result.detail
 
 
