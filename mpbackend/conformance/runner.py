@@ -17,7 +17,8 @@ from mpbackend.conformance.evidence import Evidence, Outcome, Result, plain
 from mpbackend.conformance.registry import CHECKS, Check
 from mpbackend.conformance.subject import Subject
 from mpbackend.device import Device
-from mpbackend.errors import UnknownNameError, describe, printable
+from mpbackend.errors import BackendError, UnknownNameError, describe, printable
+from mpbackend.inquiry import REMEDY
 from mpbackend.plugins import Plugins, load_plugins
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -43,14 +44,15 @@ def run_checks(
         plugins: the loaded plugins, for matrices and presets; loaded when omitted.
         quick: leave out the sizes that take long.
         checks: names of the checks to run; all when omitted.
-        expected: checks that fail, to the reason. One that passes nevertheless fails, so that the list stays true.
+        expected: checks that fail, to the reason, besides those that the backend announces. One that passes nevertheless fails, so that the list stays true.
         progress: told each result at once.
 
     Raises:
-        UnknownNameError: ``checks`` or ``expected`` names no check.
+        UnknownNameError: ``checks``, ``expected`` or the backend names no check.
+        BackendError: what the backend announces cannot be had.
     """
     chosen = list(CHECKS) if checks is None else list(dict.fromkeys(checks))
-    announced = dict(expected or {})
+    announced = {**ask_expected_failures(backend, device), **(expected or {})}
     for name in (*chosen, *announced):
         if name not in CHECKS:
             raise UnknownNameError("conformance check", name, CHECKS, remedy="`mpbackend conformance --list` shows them")
@@ -71,6 +73,26 @@ def run_checks(
         quick=quick,
         results=tuple(results),
     )
+
+
+def ask_expected_failures(backend: Backend, device: Device) -> dict[str, str]:
+    """Return the checks that a backend says it fails, to the reason: what its optional ``expected_failures(device)`` returns.
+
+    Raises:
+        BackendError: the backend raised, or answered with something else than reasons by name.
+    """
+    ask = getattr(backend, "expected_failures", None)
+    if ask is None:
+        return {}
+    asked = f"what backend {backend.name!r} expects to fail on {device.key}"
+    try:
+        found = dict(ask(device))
+    except Exception as error:
+        raise BackendError(asked, found=f"expected_failures() raised {describe(error)}", remedy=REMEDY) from error
+    strange = [name for name, reason in found.items() if not isinstance(name, str) or not isinstance(reason, str) or not reason.strip()]
+    if strange:
+        raise BackendError(asked, found=f"{strange[0]!r} has no reason", remedy=REMEDY)
+    return found
 
 
 def run_check(name: str, subject: Subject, expected: str = "") -> Result:

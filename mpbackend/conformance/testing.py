@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mpbackend.conformance.registry import CHECKS
-from mpbackend.conformance.runner import run_check
+from mpbackend.conformance.runner import ask_expected_failures, run_check
 from mpbackend.conformance.subject import Subject
 from mpbackend.errors import UnknownNameError
 from mpbackend.plugins import load_plugins
@@ -22,7 +22,7 @@ def parametrize_with_checks(specs: Iterable[str], *, quick: bool = True, expecte
     Args:
         specs: devices as ``mpbackend.select`` takes them: ``cpu``, ``emu:h100``.
         quick: as in ``run_checks``.
-        expected: device spec to checks that fail, to the reason; strict as in ``run_checks``.
+        expected: device spec to checks that fail, to the reason, besides those that the backend announces; strict as in ``run_checks``.
 
     Example:
         @parametrize_with_checks(["cpu"])
@@ -54,7 +54,8 @@ def make_case(subjects: dict[str, Subject], spec: str, name: str, quick: bool, e
             plugins = load_plugins()
             chosen = select_device(spec, plugins, {})
             subjects[spec] = Subject(chosen.backend, chosen.device, plugins, quick)
-        result = run_check(name, subjects[spec], expected)
+        subject = subjects[spec]
+        result = run_check(name, subject, expected or ask_expected_failures(subject.backend, subject.device).get(name, ""))
         if result.outcome == "failed":
             raise AssertionError(f"{spec}: {name}: {result.detail}")
         if result.outcome == "skipped":

@@ -14,8 +14,8 @@ from mpbackend.conformance.evidence import Result
 from mpbackend.conformance.registry import CHECKS, THEMES, Check
 from mpbackend.conformance.runner import commit_of, conclude, run_check, run_checks
 from mpbackend.conformance.subject import Subject
-from mpbackend.errors import UnknownNameError
-from tests.conformance.wrong import Wrong, processor
+from mpbackend.errors import BackendError, UnknownNameError
+from tests.conformance.wrong import MISSING, Wrong, processor
 
 CHECK = Check("theme", lambda subject: fine())
 
@@ -77,6 +77,30 @@ def test_an_expected_failure_that_passes_fails() -> None:
     right, device, plugins = processor()
     evidence = run_checks(right, device, plugins=plugins, checks=["members"], expected={"members": "not written yet"})
     assert (evidence.results[0].outcome, evidence.passes) == ("failed", False)
+
+
+def test_a_backend_announces_what_it_fails() -> None:
+    right, device, plugins = processor()
+    members = {"collectives": MISSING, "expected_failures": lambda device: {"members": "it sums nothing yet", "environment": "planted"}}
+    evidence = run_checks(Wrong(right, members), device, plugins=plugins, checks=["members", "environment", "devices"])
+    assert [result.outcome for result in evidence.results] == ["expected", "failed", "passed"]
+    assert evidence.results[0].detail == "it sums nothing yet (it lacks collectives)"
+    assert "it passes, but was expected to fail: planted" in evidence.results[1].detail
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"members": ""}, "'members' has no reason"),
+        ({"members": 1}, "'members' has no reason"),
+        (["members"], "expected_failures.. raised"),
+        ({"x": "y"}, "check 'x'"),
+    ],
+)
+def test_an_announcement_without_reasons_is_refused(answer: Any, words: str) -> None:
+    right, device, plugins = processor()
+    with pytest.raises((BackendError, UnknownNameError), match=words):
+        run_checks(Wrong(right, {"expected_failures": lambda device: answer}), device, plugins=plugins, checks=["members"])
 
 
 def test_a_name_that_is_no_check_is_refused() -> None:
