@@ -183,7 +183,8 @@ def fit(aligned: Bank, bank: Bank, layout: Layout) -> Sums:
         bank: the other results.
         layout: which products meet.
     """
-    widths = torch.tensor([*range(1, DEEPEST + 1), EXACT])
+    # The exact step first: where nothing tells, it stands for the widths below it.
+    widths = torch.tensor([EXACT, *range(DEEPEST, 0, -1)])
     if len(aligned.rows):
         probe = Hypotheses(widths, torch.zeros_like(widths), torch.full_like(widths, 23), torch.ones_like(widths))
         # A register of fp16 may have overflowed where the numbers are large: only finite results count.
