@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from mpbackend.errors import MpbackendError, describe
+from mpbackend.errors import MpbackendError, describe, printable
 from mpbackend.observe.audit import SavedActivations
 from mpbackend.observe.audit_document import AuditDocument, Basis, MemoryRow, OpRow
 from mpbackend.observe.audit_fallback import leaves_to_host
@@ -88,16 +88,16 @@ def audit_workload(
         with kept_error(auditor, ran):
             own_step(workload, watch, auditor, optimizer)
     else:
-        with warnings.catch_warnings(), target.prepare(workload.model, optimizer, plan=plan) as session:
+        with told_warnings(ran), target.prepare(workload.model, optimizer, plan=plan) as session:
             if basis == "live" and plan.effective.params == "fp32":
                 activations["predicted"] = predicted_activations(build, target.device, dtype)
             watch_session(session, watch)
             with kept_error(auditor, ran, session):
                 session_step(session, workload, auditor, target.device)
             watch.observing = False
-            if answers is not None and session.loss_scale.dynamic and not ran.notes:
+            if answers is not None and session.loss_scale.dynamic and not ran.failed:
                 ran.overflow = overflow_path(session, workload, answers, paths, target.device)
-            if steps and not ran.notes:
+            if steps and not ran.failed:
                 ran.seconds = timed_steps(session, workload, steps)
     watch.tell()
     look_at_passes(auditor, plan)
@@ -108,11 +108,12 @@ def audit_workload(
 
 @dataclass
 class Ran:
-    """What a run gave besides operations: the median seconds of a step, the path of an overflow in words, notes."""
+    """What a run gave besides operations: the median seconds of a step, the path of an overflow in words, notes, and whether the step failed."""
 
     seconds: float = 0.0
     overflow: str = ""
     notes: list[str] = field(default_factory=list)
+    failed: bool = False
 
 
 class Made(NamedTuple):
@@ -130,6 +131,15 @@ class Made(NamedTuple):
 
 
 @contextmanager
+def told_warnings(ran: Ran) -> Iterator[None]:
+    """Keep what is warned of inside as notes, each once."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        yield
+    ran.notes.extend(dict.fromkeys(f"warned: {printable(str(warning.message))}" for warning in told))
+
+
+@contextmanager
 def kept_error(auditor: Auditor, ran: Ran, session: Session | None = None) -> Iterator[None]:
     """Keep what a model raises as a finding: what was seen until then says why. Errors of mpbackend go on, they are about what was asked."""
     try:
@@ -137,7 +147,7 @@ def kept_error(auditor: Auditor, ran: Ran, session: Session | None = None) -> It
     except MpbackendError:
         raise
     except Exception as error:  # noqa: BLE001 - a model may fail in any way
-        ran.notes.append(f"the step failed: {describe(error)}")
+        ran.failed = True
         auditor.find("step-failed", "the audited step", describe(error), "see the other findings; they come first")
         if session is not None:
             session._window.reset()
@@ -166,7 +176,7 @@ def document(
     seen = auditor.summary()
     matrix = target.plugins.matrix()
     ops = op_rows(auditor, plan)
-    products = product_rows(auditor, matrix, plan.device.arch, seen.flops)
+    products = product_rows(auditor, plan, matrix, seen.flops)
     rate = Mfu(None, f"the device is {plan.device.kind}: its time is that of this machine")
     if plan.device.kind == "hardware":
         rate = mfu(flops_by_compute(ops), accumulate_of(plan), ran.seconds, matrix, plan.device.key)
@@ -196,7 +206,7 @@ def document(
         mfu=rate.share,
         mfu_basis=rate.basis,
         overflow=ran.overflow,
-        notes=(*ran.notes, *unaligned_notes(products, matrix, plan.device.arch)),
+        notes=(*ran.notes, *unaligned_notes(products, plan, matrix)),
     )
 
 

@@ -79,13 +79,13 @@ def granted_inside(plan: Plan, base: str, operand: str) -> str:
     return operand
 
 
-def product_rows(auditor: Auditor, matrix: Matrix, arch: str, total: int) -> tuple[ProductRow, ...]:
+def product_rows(auditor: Auditor, plan: Plan, matrix: Matrix, total: int) -> tuple[ProductRow, ...]:
     """Return the products by shape, most FLOPs first, with the dimensions that miss the alignment of the target's rows.
 
     Args:
         auditor: what was seen.
+        plan: says what operands of a format are computed in, whose rows then speak.
         matrix: the facts.
-        arch: architecture of the target.
         total: FLOPs of the audit, for the shares.
     """
     found = [
@@ -100,7 +100,7 @@ def product_rows(auditor: Auditor, matrix: Matrix, arch: str, total: int) -> tup
             calls=calls,
             flops=flops,
             share=flops / total if total and phase != "optimizer" else 0.0,
-            misses=misses(matrix, arch, (a, b), {"m": m, "n": n, "k": k}),
+            misses=misses(matrix, plan.device.arch, (granted_inside(plan, op, a), granted_inside(plan, op, b)), {"m": m, "n": n, "k": k}),
         )
         for (phase, op, a, b, m, n, k), (calls, flops) in auditor.products.items()
     ]
@@ -134,9 +134,10 @@ def missed(row: Row, sizes: Mapping[str, int]) -> Iterator[str]:
             yield f"{name}={size} not a multiple of {needed}"
 
 
-def unaligned_notes(products: Sequence[ProductRow], matrix: Matrix, arch: str) -> list[str]:
+def unaligned_notes(products: Sequence[ProductRow], plan: Plan, matrix: Matrix) -> list[str]:
     """Return a sentence for each pair of formats that was multiplied and whose sizes no row states: nothing is said about its shapes then."""
-    pairs = dict.fromkeys((row.a, row.b) for row in products)
+    arch = plan.device.arch
+    pairs = dict.fromkeys((granted_inside(plan, row.op, row.a), granted_inside(plan, row.op, row.b)) for row in products)
     unknown = [PAIR.join(dict.fromkeys(pair)) for pair in pairs if not aligned_rows(matrix, arch, pair)]
     return [f"No source states the sizes that products in {', '.join(unknown)} need on {arch}; their shapes were not judged."] if unknown else []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,10 @@ from mpbackend.observe.audit_document import AuditDocument
 
 PROGRAM = "import gc; gc.disable(); from mpbackend.observe.fake_run import main; main()"
 """What the process runs. It lives for seconds and mostly imports; without looking for garbage that takes a fifth less."""
+
+
+ALONE = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+"""Keeps torch from loading the packages of other devices, one of which may have taken the device type that a process can define."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +55,7 @@ def audit_target(workload: str, device: str, recipe: str = "bf16", *, on_unsuppo
         asked, answered = Path(folder, "request.json"), Path(folder, "answer.json")
         asked.write_bytes(msgspec.json.encode(request))
         command = [sys.executable, "-c", PROGRAM, str(asked), str(answered)]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **ALONE})
         if not answered.exists():
             last = (ended.stderr.strip().splitlines() or ["it wrote nothing"])[-1]
             raise BackendError(

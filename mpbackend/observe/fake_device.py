@@ -75,9 +75,8 @@ def define_device(name: str) -> str:
     try:
         setup(rename=name, backend_module=DeviceModule())
     except RuntimeError as error:
-        raise BackendError(
-            "audit without hardware", found=str(error), remedy="unset TORCH_DEVICE_BACKEND_AUTOLOAD packages: TORCH_DEVICE_BACKEND_AUTOLOAD=0"
-        ) from error
+        remedy = "audit in a process that has not loaded a package of another device"
+        raise BackendError("audit without hardware", found=str(error), remedy=remedy) from error
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():

@@ -118,6 +118,7 @@ def test_case_32_a_norm_by_hand_in_fp16_is_named_with_its_first_infinity() -> No
     assert not found(live(audited.hand_norm, "bf16"), "square-in-fp16")
 
 
+@pytest.mark.slow
 def test_case_32_without_hardware() -> None:
     [square] = found(for_target("hand_norm", "ascend-910b3", "fp16"), "square-in-fp16")
     assert "mul" in square.where

@@ -33,6 +33,13 @@ def tiny(device: torch.device) -> Workload:
     return language_model(TINY, device)
 
 
+def twice(device: torch.device) -> Pair:
+    """The same layer two times."""
+    layer = nn.Linear(8, 8).to(device)
+    x = torch.ones(4, 8, device=device)
+    return layer, lambda: layer(layer(x)).float().sum()
+
+
 class Faulty(nn.Module):
     """A probability by sigmoid, a sum by scatter, and rows replaced by a mask."""
 
