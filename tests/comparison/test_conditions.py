@@ -132,3 +132,9 @@ def test_emulation_is_another_device() -> None:
     emulated = recorded(run=Run(id="x", seed=1, kind="emulated"))
     assert judged(recorded(), emulated, "recipe")["device"].candidate == "h100, emulated"
     assert judged(recorded(), emulated, "recipe")["device"].status == "different"
+
+
+def test_the_build_of_torch_is_no_version() -> None:
+    found = judged(recorded(environment={"torch": "2.13.0+cpu"}), recorded(environment={"torch": "2.13.0+other"}), "recipe")
+    assert found["torch"].status == "same"
+    assert found["versions and variables"].status == "different"

@@ -79,6 +79,7 @@ def test_a_condition_that_differs_says_why() -> None:
     text = markdown.render(comparison_report(found))
     assert "| seed | ≠ different | yes | 1 | 2 | it decides weights, order of the data and dropout |" in text
     assert "| optimizers | = same | yes | AdamW | same |  |" in text
+    assert "| steps | = same | no | 400 | same |  |" in text, "why is asked of what is not the same"
 
 
 def test_a_noise_floor_and_limits_are_shown() -> None:
@@ -105,6 +106,12 @@ def test_the_document_is_json_with_words_for_what_json_lacks() -> None:
     assert set(document) == set(Comparison.__struct_fields__)
     zero = json.loads(json_text(comparison_document(compare(recorded([0.0]), recorded([1.0])))))
     assert zero["curves"][0]["first_gap"] == "inf"
+
+
+def test_numbers_beyond_64_bits_are_words() -> None:
+    document = json.loads(json_text(comparison_document(compare(run(seed=2**64), run(seed=2**64)))))
+    assert document["baseline"][0]["seed"] == "1.8446744073709552e+19"
+    assert json.loads(json_text(comparison_document(compare(run(seed=2**62), run(seed=2**62)))))["baseline"][0]["seed"] == 2**62
 
 
 def test_passes_that_say_the_same_are_folded() -> None:

@@ -8,7 +8,7 @@ import pytest
 from mpbackend.comparison.quality import Quality
 from mpbackend.comparison.runs import ComparedRun, read_run
 from mpbackend.comparison.speed import Speed, compare_speed, steps_to
-from tests.comparison.building import recorded, rows
+from tests.comparison.building import falling, recorded, rows
 
 LOSS = Quality("training loss", "", "lower", 1)
 
@@ -50,6 +50,8 @@ def test_the_warm_up_is_no_step_time() -> None:
 def test_times_that_are_no_times_are_left_out() -> None:
     steps = tuple(msgspec.structs.replace(row, ms="nan" if row.step % 2 else 7.0) for row in rows([1.0] * 20))
     assert speed(read_run(recorded(steps=steps)), run([1.0] * 20)).baseline.step_ms == 7.0
+    negative = tuple(msgspec.structs.replace(row, ms=-1.0 if row.step % 2 else 7.0) for row in rows([1.0] * 20))
+    assert speed(read_run(recorded(steps=negative)), run([1.0] * 20)).baseline.step_ms == 7.0
 
 
 def test_memory_that_was_measured_differently_has_no_ratio() -> None:
@@ -65,13 +67,14 @@ def test_a_smoothed_loss_reaches_the_target_when_its_mean_does() -> None:
     assert steps_to(run([9.0, 1.0, 1.0, "nan", 1.0, 1.0, 1.0]), smooth, 1.0) == 7
 
 
-def test_a_baseline_reaches_its_own_quality() -> None:
-    losses = [1.0 / (step % 7 + 1) + 3.0 / step for step in range(1, 200)]
-    one = run(losses)
+@pytest.mark.parametrize("seed", range(20))
+def test_a_baseline_reaches_its_own_quality(seed: int) -> None:
+    losses = falling(200, seed=seed, noise=1e-4)
+    one = run([3.0 + loss for loss in losses[:-20]] + [2.0 + (loss - 2.0) / 10 for loss in losses[-20:]])
     smooth = LOSS._replace(window=20)
-    end = smooth.at_the_end(one, 199)
+    end = smooth.at_the_end(one, 200)
     assert end is not None
-    assert steps_to(one, smooth, end) is not None
+    assert steps_to(one, smooth, end) == 200, "the last window is the only one as low"
 
 
 def test_a_metric_that_rises_is_reached_from_below() -> None:

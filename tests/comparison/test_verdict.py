@@ -75,6 +75,13 @@ def test_hf32_convolution_is_found_across_vendors_whose_switches_have_other_name
     assert not any(difference.decides for difference in compare(first, clean).differences)
 
 
+def test_a_departure_that_both_sides_share_is_told() -> None:
+    hf32 = recorded(**OTHER_DEVICE, switches={"conv.allow_hf32": switch("True")})
+    found = compare(hf32, hf32)
+    assert found.verdict == "equivalent"
+    assert any("conv.allow_hf32 stood at True: conv ran in hf32_e8m11" in note for note in found.notes)
+
+
 def test_settings_that_mean_one_format_decide_nothing() -> None:
     cpu: dict[str, Any] = {"device": "a-cpu", "arch": "x86-64-avx512_bf16"}
     first = recorded(**cpu, switches={"conv.fp32_precision": switch("ieee", planned="ieee", before="none")})
