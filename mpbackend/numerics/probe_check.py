@@ -33,6 +33,9 @@ FEW_BITS = 7
 """Fraction bits that every format that fp32 numbers are converted to keeps; narrower storage formats keep their own."""
 
 Kind = Literal["near", "far", "cancelling", "full", "left", "right", "tiny", "tiniest", "subnormal"]
+TIES = torch.tensor([8, 11, 12, 52], dtype=torch.float64)
+"""Fraction bits of operands that a conversion may round: one more than bf16, tf32 and hf32_e8m11 have, or all."""
+
 OF_SUMS: tuple[Kind, ...] = ("near", "far", "cancelling")
 SUBNORMALS: tuple[Literal["kept", "flushed"], ...] = ("kept", "flushed")
 
@@ -79,6 +82,10 @@ def operands(kind: Kind, shape: Shape, prober: Prober, a: str, b: str) -> tuple[
         mantissa = 1 + torch.rand(rows, columns, generator=generator, dtype=torch.float64)
         if few:
             mantissa = (mantissa * 2**FEW_BITS).floor() / 2**FEW_BITS
+        else:
+            # One bit more than the formats that operands are converted to is a tie, of which numbers with all bits have next to none.
+            scale = 2.0 ** TIES[torch.randint(0, len(TIES), (rows, columns), generator=generator)]
+            mantissa = (mantissa * scale).floor() / scale
         exponent = torch.randint(low, high + 1, (rows, columns), generator=generator)
         sign = torch.randint(0, 2, (rows, columns), generator=generator) * 2.0 - 1
         return round_to(sign * mantissa * 2.0 ** exponent.double(), name, "rz")
