@@ -85,13 +85,13 @@ def answer(question: str, found: Found) -> Answer:
         return Answer(reason="no operand is rounded, or no product tells how")
     options = [msgspec.structs.replace(candidates[0], **{question: value}) for value in found.free.get(question, [])]
     values: list[Value] = []
-    if question == "fraction_bits" and any(x.fraction_bits == DEEPEST and x.promotion_interval is not None for x in candidates):
-        # The exact step is left out where a sum is promoted, for which there is no fast model; nothing that was asked tells it from the widest alignment.
-        values.append("exact")
     for candidate in options or candidates:
         value = claim(candidate, question)
         if value is not None and value not in values:
             values.append(value)
+    if question == "fraction_bits" and DEEPEST in values and "exact" not in values:
+        # Nothing that was asked tells the widest alignment from an exact step, which is left out where there is no fast model of it.
+        values.append("exact")
     if not values:
         return Answer(reason="nothing is promoted")
     return Answer(values=tuple(values), reason=f"{NOTHING_TOLD} these apart" if len(values) > 1 else "")

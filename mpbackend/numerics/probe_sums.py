@@ -196,10 +196,11 @@ def fit(aligned: Bank, bank: Bank, layout: Layout) -> Sums:
 
 
 def arithmetics(found: Sums, a: str, b: str, output: str, saturating: bool) -> list[Arithmetic]:
-    """Return hypotheses as arithmetics, one for each rounding of the result that is possible; exact steps only where nothing is promoted."""
+    """Return hypotheses as arithmetics, one for each rounding of the result that is possible; exact steps only of one product."""
     listed = []
     for bits, register, width, rounding, outputs in zip(*(field.tolist() for field in found.hypotheses), found.outputs.tolist(), strict=True):
-        if bits == EXACT and found.layout.interval is not None:
+        if bits == EXACT and (found.layout.interval is not None or found.layout.products > 1):
+            # No fast engine models it; the widest alignment stands for it.
             continue
         name: Literal["fp32", "fp16"] = "fp32" if REGISTERS[register] == "fp32" else "fp16"
         held = holds(output, name) and holds(output, found.layout.promoted if found.layout.interval else name)
