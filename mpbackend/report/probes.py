@@ -10,7 +10,7 @@ import msgspec
 from mpbackend.numerics.fingerprint import QUESTIONS, Answer, Finding, Fingerprint, ShapeAnswer, Tree, Value, Verdict, overall
 from mpbackend.report.view import Block, Column, Facts, Listing, Report, Table
 
-VERDICT_TEXT: dict[Verdict, str] = {"agrees": "= agrees", "contradicts": "✕ contradicts", "adds": "+ adds", "open": "? open"}
+VERDICT_TEXT: dict[Verdict, str] = {"agrees": "= agrees", "contradicts": "≠ contradicts", "adds": "+ adds", "open": "? open"}
 """Symbol and word of a verdict, so that color is never the only carrier."""
 
 OVERALL_TEXT: dict[Verdict, str] = {
