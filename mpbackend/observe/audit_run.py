@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import statistics
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from mpbackend.errors import MpbackendError, describe, printable
 from mpbackend.observe.audit import SavedActivations
 from mpbackend.observe.audit_document import AuditDocument, Basis, MemoryRow, OpRow
 from mpbackend.observe.audit_fallback import leaves_to_host
 from mpbackend.observe.audit_modules import ModulePaths
 from mpbackend.observe.audit_observer import Auditor
+from mpbackend.observe.audit_outcome import Ran, kept_error, noted, told_warnings
 from mpbackend.observe.audit_step import StepWatch, own_step, session_step, watch_session
 from mpbackend.observe.audit_summary import cast_rows, fallback_rows, op_rows, product_rows, request_rows, unaligned_notes
 from mpbackend.observe.audit_workload import Build, Workload, build_workload
@@ -73,7 +70,11 @@ def audit_workload(
         BackendError: strict, and the device left an operation to the host.
         PlanError: the plan does not run.
     """
-    activations = {} if not fp32 else {"fp32": fp32_activations(build, target)}
+    ran = Ran()
+    activations: dict[str, dict[str, int]] = {}
+    if fp32:
+        with noted(ran, "its activations in fp32 were not counted"):
+            activations["fp32"] = fp32_activations(build, target)
     workload = build_workload(build, target.device)
     optimizer = workload.optimizer or torch.optim.AdamW(workload.model.parameters())
     paths = ModulePaths(workload.model)
@@ -83,14 +84,14 @@ def audit_workload(
     auditor = Auditor(paths, leaves_device=leaves, strict=strict, autocast=autocast, answers=answers, repairs=basis == "fake")
     look_at_model(auditor, workload.model, target.device, dtype, fake=basis == "fake")
     watch = StepWatch(auditor, paths, workload.model, values=basis == "live")
-    ran = Ran()
     if workload.step is not None:
         with kept_error(auditor, ran):
             own_step(workload, watch, auditor, optimizer)
     else:
         with told_warnings(ran), target.prepare(workload.model, optimizer, plan=plan) as session:
             if basis == "live" and plan.effective.params == "fp32":
-                activations["predicted"] = predicted_activations(build, target.device, dtype)
+                with noted(ran, "its activations were not predicted"):
+                    activations["predicted"] = predicted_activations(build, target.device, dtype)
             watch_session(session, watch)
             with kept_error(auditor, ran, session):
                 session_step(session, workload, auditor, target.device)
@@ -106,16 +107,6 @@ def audit_workload(
     return document(made, ran, auditor, plan, target, ledger_of(made, watch, plan, activations), watch.classes)
 
 
-@dataclass
-class Ran:
-    """What a run gave besides operations: the median seconds of a step, the path of an overflow in words, notes, and whether the step failed."""
-
-    seconds: float = 0.0
-    overflow: str = ""
-    notes: list[str] = field(default_factory=list)
-    failed: bool = False
-
-
 class Made(NamedTuple):
     """What was run: name, workload, its optimizer, and how."""
 
@@ -128,29 +119,6 @@ class Made(NamedTuple):
     def parameters(self) -> int:
         """The number of parameters."""
         return sum(parameter.numel() for parameter in self.workload.model.parameters())
-
-
-@contextmanager
-def told_warnings(ran: Ran) -> Iterator[None]:
-    """Keep what is warned of inside as notes, each once."""
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        yield
-    ran.notes.extend(dict.fromkeys(f"warned: {printable(str(warning.message))}" for warning in told))
-
-
-@contextmanager
-def kept_error(auditor: Auditor, ran: Ran, session: Session | None = None) -> Iterator[None]:
-    """Keep what a model raises as a finding: what was seen until then says why. Errors of mpbackend go on, they are about what was asked."""
-    try:
-        yield
-    except MpbackendError:
-        raise
-    except Exception as error:  # noqa: BLE001 - a model may fail in any way
-        ran.failed = True
-        auditor.find("step-failed", "the audited step", describe(error), "see the other findings; they come first")
-        if session is not None:
-            session._window.reset()
 
 
 def ledger_of(made: Made, watch: StepWatch, plan: Plan, activations: Mapping[str, Mapping[str, int]]) -> tuple[MemoryRow, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mpbackend.errors import BackendError, DocumentError, UnknownNameError, describe
+from mpbackend.errors import BackendError, DocumentError, MpbackendError, UnknownNameError, describe
 
 FORM = "package.module:function"
 
@@ -76,11 +76,17 @@ def build_workload(build: Build, device: torch.device) -> Workload:
 
     Raises:
         DocumentError: it returns something else.
+        BackendError: it raises.
     """
-    made: Any = build(device)
+    asked = f"{getattr(build, '__qualname__', 'the workload')}({device})"
+    try:
+        made: Any = build(device)
+    except MpbackendError:
+        raise
+    except Exception as error:
+        raise BackendError(asked, found=describe(error)) from error
     if isinstance(made, tuple) and len(made) == 2:
         made = Workload(*made)
     if not isinstance(made, Workload) or not isinstance(made.model, torch.nn.Module) or not callable(made.loss):
-        asked = getattr(build, "__name__", "the workload")
-        raise DocumentError(f"{asked}(device)", found=f"a {type(made).__name__}", allowed=["(model, loss)", "mpbackend.observe.audit_workload.Workload(...)"])
+        raise DocumentError(asked, found=f"a {type(made).__name__}", allowed=["(model, loss)", "mpbackend.observe.audit_workload.Workload(...)"])
     return made

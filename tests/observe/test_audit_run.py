@@ -214,6 +214,30 @@ def test_an_audit_is_read_back(tmp_path_factory: pytest.TempPathFactory) -> None
         load_audit(path.with_name("none.json"))
 
 
+def test_a_pass_that_needs_values_is_noted() -> None:
+    def build(device: torch.device) -> audited.Pair:
+        model = nn.Linear(8, 8).to(device)
+
+        def loss() -> Tensor:
+            out: Tensor = model(torch.ones(4, 8, device=device)).float().sum()
+            return out if bool(torch.isfinite(out)) else out * 0
+
+        return model, loss
+
+    audit = run(build)
+    assert any(note.startswith("its activations were not predicted: DataDependentOutputException") for note in audit.notes)
+    assert audit.effective == "bf16" and not audit.findings
+    assert {row.predicted for row in audit.memory if row.klass == "activations"} == {None}
+
+
+def test_a_workload_that_raises_is_named() -> None:
+    def broken(device: torch.device) -> audited.Pair:
+        raise RuntimeError(f"no data on {device}")
+
+    with pytest.raises(BackendError, match=r"broken\(cpu\): RuntimeError: no data on cpu"):
+        run(broken)
+
+
 def test_workloads_that_are_none() -> None:
     for spec in ("no_colon", "module:", ":function", "module:not a name"):
         with pytest.raises(DocumentError, match="not a module and a function"):
