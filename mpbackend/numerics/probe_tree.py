@@ -139,14 +139,31 @@ def exact_products(prober: Prober, shape: Shape, nodes: Sequence[tuple[int, ...]
     if round_to(torch.tensor([x], dtype=torch.float64), prober.narrow, "rz").item() != x:
         # The products of such operands fit into fp32.
         return (True,) * k
-    some = leaves_of(k, nodes)
-    partner = {}
-    for children in nodes:
-        for child in children:
-            if child < k:
-                partner[child] = some[next(other for other in children if other != child)]
+    partner = partners(k, nodes)
     rows: list[Row] = [{leaf: (x, x), partner[leaf]: (-HALF, 1.0)} for leaf in range(k)]
     return tuple((prober.ask(rows, shape) == 2.0**-24).tolist())
+
+
+def partners(k: int, nodes: Sequence[tuple[int, ...]]) -> dict[int, int]:
+    """Return for each leaf one that it is added to first."""
+    some = leaves_of(k, nodes)
+    return {child: some[next(other for other in children if other != child)] for children in nodes for child in children if child < k}
+
+
+def flushing(prober: Prober, shape: Shape, tree: Tree) -> Tree:
+    """Return a tree that flushes, where products that start a sum become numbers of the register, so zeros if they are tiny, before they are added.
+
+    Args:
+        prober: the device, with operands whose products reach 2^-130.
+        shape: M, N and K.
+        tree: the order, read with normal numbers.
+    """
+    small, large = prober.pair(-130), prober.pair(-126)
+    partner = partners(tree.k, tree.nodes)
+    rows: list[Row] = [{leaf: small, partner[leaf]: large} for leaf in range(tree.k)]
+    kept = (prober.ask(rows, shape) == 2.0**-126 + 2.0**-130).tolist()
+    exact = tuple(whole and fused for whole, fused in zip(tree.exact, kept, strict=True))
+    return Tree(k=tree.k, nodes=tree.nodes, exact=exact, flushed=True)
 
 
 def chain(tree: Tree) -> list[int] | None:
@@ -187,9 +204,19 @@ def flush(x: Tensor) -> Tensor:
 
 
 def to_fp32(x: Tensor, flushed: bool) -> Tensor:
-    """Return float64 numbers rounded to nearest even in fp32."""
+    """Return float64 numbers rounded to nearest even in fp32.
+
+    Args:
+        x: the numbers.
+        flushed: whether a number that is tiny after rounding without a smallest exponent becomes zero (IEEE 754-2019, 7.5, detection after rounding): one
+            below the smallest normal number is not rounded up to it.
+    """
     rounded = x.float().double()
-    return flush(rounded) if flushed else rounded
+    if not flushed:
+        return rounded
+    up = 2.0**64
+    unbounded = torch.where(x.abs() < 1, (x * up).float().double() / up, rounded)
+    return torch.where(unbounded.abs() < FORMATS["fp32"].smallest_normal, torch.copysign(torch.zeros_like(x), x), rounded)
 
 
 def odd_sum(terms: Sequence[Tensor]) -> Tensor:

@@ -23,7 +23,7 @@ from mpbackend.numerics.probe_model import Layout
 from mpbackend.numerics.probe_rows import Prober, Product, Row
 from mpbackend.numerics.probe_steps import Shape, intervals, layouts, scan_lines, step_scan
 from mpbackend.numerics.probe_sums import Bank, alignment_rows, arithmetics, contradiction, fit, random_rows, register_rows
-from mpbackend.numerics.probe_tree import chain, read_tree, reference
+from mpbackend.numerics.probe_tree import chain, flushing, read_tree, reference
 
 SHAPES: tuple[Shape, ...] = ((64, 64, 64), (64, 64, 256), (16, 16, 1024))
 """Libraries choose a kernel by the shape: a small one, one of several steps of any unit, and one long enough for late promotions."""
@@ -225,11 +225,12 @@ class Probe:
         if tree is None:
             return Found([], {})
         seen = [*self.full(shape), *(see(kind, shape, self.prober, *self.storages) for kind in ("subnormal", "tiny", "tiniest"))]
-        for flushed in (False, True):
-            entry = msgspec.structs.replace(tree, flushed=flushed)
-            if not any(self.off_tree(entry, product) for product in seen):
-                return Found([], {}, entry)
-        return Found([], {})
+        if not any(self.off_tree(tree, product) for product in seen):
+            return Found([], {}, tree)
+        if self.prober.a.low + self.prober.b.low > -130 or self.output not in ("fp32", "bf16"):
+            return Found([], {})
+        tree = flushing(self.prober, shape, tree)
+        return Found([], {}, None if any(self.off_tree(tree, product) for product in seen) else tree)
 
     def off_tree(self, tree: Tree, product: Seen) -> int:
         """Return how many elements of a product a tree does not give."""
