@@ -33,6 +33,7 @@ from mpbackend.train.checks import (
     warn_of_lost_precision,
 )
 from mpbackend.train.clipping import check_limits
+from mpbackend.train.data import weights_fingerprint
 from mpbackend.train.distributed import find_ranks
 from mpbackend.train.fence import Fence
 from mpbackend.train.gradients import own_limits
@@ -181,13 +182,17 @@ class Target:
                     resources.enter_context(policy)
                 if limits.value is not None or own_limits(optimizers):
                     check_unscalable(chosen, "prepare() with limits of single values or groups")
+                # Before formats change: the same start has the same fingerprint under every recipe.
+                start = weights_fingerprint(model) if record is not None else ""
                 conversion = list(self.backend.convert(model, chosen))
                 weights = make_weights(model, optimizers, chosen.effective, seed=seed, reduces=ranks is not None and ranks.own_sums)
                 if weights is not None:
                     resources.callback(weights.close)
                 conversion += buffers_beside(model, chosen) if weights is None else weights.rows()
                 if record is not None and (ranks is None or ranks.rank == 0):
-                    recording = Recording(record, chosen, self.backend, model, conversion, held.report, seed, settings, weights=weights, ranks=ranks)
+                    recording = Recording(
+                        record, chosen, self.backend, model, conversion, held.report, seed, settings, start=start, weights=weights, ranks=ranks
+                    )
             session = Session(
                 model,
                 optimizers,

@@ -39,11 +39,12 @@ class Recording:
         folder: where to write.
         plan: the plan of the session.
         backend: the backend, for environment and memory.
-        model: the model at the start, for its fingerprint.
+        model: the model, whose parameters and buffers are no activations.
         conversion: one row per converted layer.
         switches: reports the state of the fence.
         seed: seed of the run, or None.
         settings: how the session was prepared.
+        start: fingerprint of the weights before anything changed their formats.
         weights: what stands between the parameters and the optimizers, or None.
         ranks: the ranks of the run, or None for one process.
 
@@ -62,6 +63,8 @@ class Recording:
         switches: SwitchReport,
         seed: int | None,
         settings: Mapping[str, str],
+        *,
+        start: str,
         weights: WorkingWeights | None = None,
         ranks: Ranks | None = None,
     ) -> None:
@@ -72,12 +75,13 @@ class Recording:
         self._conversion = tuple(dict(row) for row in conversion)
         self._run = Run(id=uuid.uuid4().hex[:12], seed=seed, kind=plan.device.kind)
         self._environment = {"mpbackend": __version__, "torch": torch.__version__, **backend.environment(plan.device)}
-        self._weights = weights_fingerprint(model)
+        self._weights = start
         self._totals = Totals()
         self._classes: dict[str, ClassReading] = {name: ClassReading(asked=asked) for name, asked in asked_classes(plan.effective.flat()).items()}
         self._level = next((decision.level for decision in plan.decisions if decision.role == "compute.forward"), "")
         self._compute = ComputeReading(level=self._level)
         self._settings = {**settings, "communication": "none, one process" if ranks is None else ranks.communication}
+        self._settings["ranks"] = "1" if ranks is None else str(ranks.size)
         self._working = weights
         self._lost = {"lost_updates": 0, "sampled_updates": 0}
         self._steps = 0

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import mpbackend
 from mpbackend.errors import DocumentError, SessionError
 from mpbackend.observe.record import load_record
 from mpbackend.report.runs import run_lines
@@ -169,3 +170,23 @@ def test_case_11_fp16_with_scaling_turned_off_stands_in_the_record_as_the_users_
     assert (decision.grant, decision.granted) == ("warned", "none")
     assert decision.reason == "fp16 without loss scaling: gradients below 6e-8 become 0; the recipe asks for it"
     assert any("fp16 without loss scaling" in warning for warning in session.plan.warnings)
+
+
+def test_the_same_start_has_the_same_fingerprint_under_every_recipe(tmp_path: Path) -> None:
+    """Masters and low-bit layers change formats after the start is read; one process says that it is one rank."""
+    found = set()
+    for recipe in ("fp32", "bf16-master", "bf16-params"):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(8, 8)
+        folder = tmp_path / recipe
+        with mpbackend.select("cpu").prepare(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), recipe, record=str(folder), on_unsupported="emulate"
+        ) as session:
+            with session.autocast():
+                loss = model(torch.ones(2, 8)).float().sum()
+            session.backward(loss)
+            session.step()
+        record = load_record(folder).record
+        found.add(record.fingerprints["weights"])
+        assert record.settings["ranks"] == "1"
+    assert len(found) == 1
