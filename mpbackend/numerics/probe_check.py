@@ -102,6 +102,8 @@ def operands(kind: Kind, shape: Shape, prober: Prober, a: str, b: str) -> tuple[
     if kind in ("tiny", "tiniest"):
         floor = -16 * (kind == "tiniest") + math.frexp(FORMATS[prober.output].smallest_normal)[1] - 1
         split = floor // 2
+        # One side reaches as far down as the other one does not.
+        split = min(max(split, floor - prober.b.high), max(split, prober.a.low)) if prober.b.low <= floor - split else floor - prober.b.low
         lows = [max(prober.a.low, split - 6), max(prober.b.low, floor - split - 6)]
         highs = [max(lows[0], min(prober.a.high, split + 1)), max(lows[1], min(prober.b.high, floor - split + 1))]
     left = draw(m, k, lows[0], highs[0], a, few or kind == "right")

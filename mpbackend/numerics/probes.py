@@ -33,6 +33,9 @@ PRODUCTS_MAX = 1200
 WIDEST_TREE = 256
 """Products up to which the order of a sum is read as a tree."""
 
+OF_TINY = ("zero_exponent", "output_subnormals")
+"""Fields that only tiny sums and results show."""
+
 SMALL_STEP = 2
 """Steps whose order and promotion the scans do not tell: random products do, so the first description that gives them is taken."""
 
@@ -158,13 +161,19 @@ class Probe:
                 for promoted in ("fp32", "fp16") if interval else ("fp32",):
                     fitting = self.fitting(shape, layout._replace(interval=interval, promoted=promoted), saturating)
                     found += confirmed(matching(fitting, seen, flushed=True), seen, flushed=True)
-        left = converted(finished(Found(found, {}), shape, self.prober, self.storages), shape, self.prober, self.storages)
+        left = finished(Found(found, {}), shape, self.prober, self.storages)
         full = self.full(shape)
-        candidates = confirmed(left.candidates, full)
-        if left.candidates and not candidates:
-            # Whole products may show a lowest exponent that the corners of tiny ones did not.
-            left = left.settled(confirmed(widened(left.candidates[:1], zero_exponent=left.free["zero_exponent"]), full), ("zero_exponent",))
-            candidates = left.candidates[:1]
+        candidates: list[Arithmetic] = []
+        # What tiny sums left open may matter to later products: the first settlement that gives them all is taken, and the others compared with it.
+        for option in widened(left.candidates[:1], **{name: left.free[name] for name in OF_TINY}) if left.candidates else []:
+            fixed = [msgspec.structs.replace(x, **{name: getattr(option, name) for name in OF_TINY}) for x in left.candidates]
+            settled = converted(Found(fixed, left.free), shape, self.prober, self.storages)
+            candidates = confirmed(settled.candidates, full)
+            if candidates:
+                alike = confirmed(widened(candidates[:1], **{name: left.free[name] for name in OF_TINY}), full)
+                free = {name: [value for value in left.free[name] if any(getattr(x, name) == value for x in alike)] for name in OF_TINY}
+                left = Found(candidates, {**settled.free, **free})
+                break
         return Found(candidates, left.free) if candidates else self.from_tree(shape)
 
     def fitting(self, shape: Shape, layout: Layout, saturating: bool) -> list[Arithmetic]:
