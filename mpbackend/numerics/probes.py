@@ -22,7 +22,7 @@ from mpbackend.numerics.probe_check import OF_SUMS, Found, Seen, confirmed, conv
 from mpbackend.numerics.probe_model import Layout
 from mpbackend.numerics.probe_rows import Prober, Product, Row
 from mpbackend.numerics.probe_steps import Shape, intervals, layouts, scan_lines, step_scan
-from mpbackend.numerics.probe_sums import Bank, alignment_rows, arithmetics, contradiction, fit, random_rows, register_rows
+from mpbackend.numerics.probe_sums import DEEPEST, Bank, alignment_rows, arithmetics, contradiction, fit, random_rows, register_rows
 from mpbackend.numerics.probe_tree import chain, flushing, read_tree, reference
 
 SHAPES: tuple[Shape, ...] = ((64, 64, 64), (64, 64, 256), (16, 16, 1024))
@@ -174,6 +174,11 @@ class Probe:
                 free = {name: [value for value in left.free[name] if any(getattr(x, name) == value for x in alike)] for name in OF_TINY}
                 left = Found(candidates, {**settled.free, **free})
                 break
+        if any(x.products_per_step == 1 and x.promotion_interval and x.fraction_bits == DEEPEST for x in candidates):
+            # Fused multiply-adds that are promoted have no fast model but a tree, which is exact where the widest alignment only stands for them.
+            tree = self.from_tree(shape)
+            if tree.tree is not None:
+                return tree
         return Found(candidates, left.free) if candidates else self.from_tree(shape)
 
     def fitting(self, shape: Shape, layout: Layout, saturating: bool) -> list[Arithmetic]:

@@ -326,7 +326,7 @@ def test_a_report_shows_verdicts_and_fits(width: int) -> None:
     text = terminal.render(report, width)
     assert all(len(line) <= width for line in text.splitlines())
     assert "on emu:h100 (emulated)" in text
-    assert "✕ contradicts" in text
+    assert "≠ contradicts" in text
     assert "not 26: 2^28 @0 - 2^28 @1" in " ".join(text.split())
     document = probe_document(fingerprint, findings, device="emu:h100", kind="emulated")
     assert document["kind"] == "emulated"
