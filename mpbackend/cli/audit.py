@@ -53,10 +53,13 @@ def command(
         raise DocumentError("audit", found="neither a workload nor --diff" if workload is None else "a workload with --diff", remedy=WRITE)
     if diff is not None:
         from mpbackend.observe.audit_diff import audit_differences
+        from mpbackend.observe.ledger import speed_text
         from mpbackend.report.audits import differences_report
 
-        found = audit_differences(load_audit(diff[0]), load_audit(diff[1]))
-        emit(differences_report(found, str(diff[0]), str(diff[1])), output, found, out)
+        first, second = map(load_audit, diff)
+        found = audit_differences(first, second)
+        speed = speed_text(first, second, load_plugins().matrix()) if first.seconds and second.seconds else ""
+        emit(differences_report(found, str(diff[0]), str(diff[1]), speed), output, found, out)
         return
     plugins = load_plugins()
     policy: OnUnsupported = next(known for known in get_args(OnUnsupported) if known == on_unsupported)

@@ -9,7 +9,7 @@ from mpbackend.capability import Peak
 from mpbackend.errors import DocumentError
 from mpbackend.footprint import OPTIMIZERS, footprint
 from mpbackend.matrix import Matrix
-from mpbackend.observe.audit_document import MemoryRow
+from mpbackend.observe.audit_document import AuditDocument, MemoryRow
 from mpbackend.recipe import PRESETS, Recipe
 
 CLASS_OF_ROLE: Mapping[str, str] = {"params": "parameters", "grads": "gradients", "master": "optimizer state"}
@@ -158,3 +158,33 @@ def peak_ratio(matrix: Matrix, device: str, name: str, base: str, accumulate: st
     """Return the ratio of two peaks of a device, to stand beside a measured speed-up; None when one is unknown."""
     fast, slow = find_peak(matrix, device, name, accumulate), find_peak(matrix, device, base, accumulate)
     return None if fast is None or slow is None else fast.tera_per_s / slow.tera_per_s
+
+
+def speed_text(first: AuditDocument, second: AuditDocument, matrix: Matrix) -> str:
+    """Return how much faster the second audit's steps were, beside the ratio of the peaks of what each mostly computed in; empty where either was not timed.
+
+    Args:
+        first: the base.
+        second: what is compared with it.
+        matrix: the facts.
+    """
+    faster = speedup(second.seconds, first.seconds)
+    if faster is None:
+        return ""
+    measured = f"{faster:.2f} times as fast, measured"
+    names = [main_format(audit) for audit in (second, first)]
+    if first.device != second.device or first.kind != "hardware" or second.kind != "hardware":
+        return f"{measured}; peaks are compared on one device that is hardware only"
+    ratio = peak_ratio(matrix, first.device, names[0], names[1])
+    if ratio is None:
+        return f"{measured}; no source states the peaks of {names[0]} and {names[1]} on {first.device}"
+    return f"{measured}; the peak of {names[0]} is {ratio:.2f} times that of {names[1]} on {first.device}"
+
+
+def main_format(audit: AuditDocument) -> str:
+    """Return the format that most FLOPs of forward and backward were computed in; ``none`` when nothing was multiplied."""
+    flops: dict[str, int] = {}
+    for row in audit.ops:
+        if row.flops and row.phase != "optimizer":
+            flops[row.compute] = flops.get(row.compute, 0) + row.flops
+    return max(flops, key=lambda name: flops[name], default="none")

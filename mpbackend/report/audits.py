@@ -208,16 +208,18 @@ def titled(title: str, count: int, limit: int) -> str:
     return title if count <= limit else f"{title} ({limit} of {count} rows; --full shows all)"
 
 
-def differences_report(found: Sequence[Difference], first: str, second: str) -> Report:
+def differences_report(found: Sequence[Difference], first: str, second: str, speed: str = "") -> Report:
     """Return what differs between two audits as a report.
 
     Args:
         found: the differences.
         first: name of the first audit.
         second: name of the second.
+        speed: how their times compare, in words; empty when they were not timed.
     """
+    facts = Facts("", [("first", first), ("second", second), *([("speed", speed)] if speed else [])])
     if not found:
-        return Report(f"{first} and {second}", (Listing("Differences", ["none"]),))
+        return Report(f"{first} and {second}", (facts, Listing("Differences", ["none"])))
     columns = (Column("kind", keep=True), Column("what"), Column("first"), Column("second"))
     rows = [(item.kind, item.what, item.first or "-", item.second or "-") for item in found]
-    return Report(f"{first} and {second}", (Facts("", [("first", first), ("second", second)]), Table("Differences", columns, rows)))
+    return Report(f"{first} and {second}", (facts, Table("Differences", columns, rows)))

@@ -6,7 +6,8 @@ import pytest
 
 from mpbackend.errors import DocumentError
 from mpbackend.matrix import Matrix, load_matrix
-from mpbackend.observe.ledger import find_peak, ledger, mfu, optimizer_key, peak_ratio, predicted_classes, rate_per_s, speedup
+from mpbackend.observe.audit_document import AuditDocument, OpRow
+from mpbackend.observe.ledger import find_peak, ledger, mfu, optimizer_key, peak_ratio, predicted_classes, rate_per_s, speed_text, speedup
 from mpbackend.recipe import PRESETS
 
 
@@ -99,3 +100,16 @@ def test_rates() -> None:
 def test_the_ratio_of_peaks_stands_beside_a_speed_up(matrix: Matrix) -> None:
     assert peak_ratio(matrix, "h100", "bf16", "tf32") == pytest.approx(989.5 / 494.5)
     assert peak_ratio(matrix, "h100", "bf16", "hif8") is None
+
+
+def timed(compute: str, seconds: float, **changes: str) -> AuditDocument:
+    row = OpRow(phase="forward", module="", op="aten::mm", inputs=(), compute=compute, outputs=(), calls=1, flops=10)
+    fields = {"workload": "w", "device": "h100", "recipe": "r", "granted": "r", "kind": "hardware", "basis": "live", "torch": "2.13", **changes}
+    return AuditDocument(parameters=1, ops=(row,), seconds=seconds, **fields)  # type: ignore[arg-type] # a test's shorthand
+
+
+def test_a_measured_speed_up_is_shown_beside_the_ratio_of_the_peaks(matrix: Matrix) -> None:
+    assert speed_text(timed("tf32", 0.3), timed("bf16", 0.2), matrix) == "1.50 times as fast, measured; the peak of bf16 is 2.00 times that of tf32 on h100"
+    assert "no source states the peaks of bf16 and fp64" in speed_text(timed("fp64", 0.3), timed("bf16", 0.2), matrix)
+    assert "on one device that is hardware only" in speed_text(timed("tf32", 0.3, kind="emulated"), timed("bf16", 0.2), matrix)
+    assert speed_text(timed("tf32", 0.0), timed("bf16", 0.2), matrix) == ""
