@@ -176,9 +176,9 @@ class Probe:
                 break
         if any(x.products_per_step == 1 and x.promotion_interval and x.fraction_bits == DEEPEST for x in candidates):
             # Fused multiply-adds that are promoted have no fast model but a tree, which is exact where the widest alignment only stands for them.
-            tree = self.from_tree(shape)
-            if tree.tree is not None:
-                return tree
+            summed = self.from_tree(shape)
+            if summed.tree is not None:
+                return summed
         return Found(candidates, left.free) if candidates else self.from_tree(shape)
 
     def fitting(self, shape: Shape, layout: Layout, saturating: bool) -> list[Arithmetic]:
