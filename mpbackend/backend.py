@@ -129,6 +129,8 @@ class Backend(Protocol):
     (M, K) and (K, N) in main memory, which hold values of the format, as the device multiplies tensors of that format, and gives the result in fp64 there.
     It raises ``UnknownNameError`` for a format that it does not multiply.
 
+    And ``expected_failures(device) -> Mapping[str, str]``: conformance checks that it is known to fail, to the reason. One that passes is a failure then.
+
     Attributes:
         name: what ``select`` calls it: ``cpu``, ``emu``.
         device_types: torch device types it answers for; each also works as a name in ``select``.

@@ -128,6 +128,10 @@ class AscendBackend:
 
         return product(torch.device(device.type, device.index), device.arch, format)
 
+    def expected_failures(self, device: Device) -> Mapping[str, str]:
+        """Return the conformance checks that fail here, to the reason."""
+        return {"switch_refuses_nonsense": "torch_npu stores precision_mode unchecked; the fence sets allowed settings only"}
+
     def memory(self, device: Device) -> MemoryMeter:
         """Return the meter of torch_npu's allocator."""
         from mpbackend_ascend.meters import AllocatorMeter
