@@ -170,7 +170,8 @@ def operand(x: torch.Tensor, name: str, arithmetic: Arithmetic, dtype: torch.dty
 def written(x: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
     """Return the last sums in the output's format."""
     saturates, flushes = arithmetic.overflow == "saturating", arithmetic.output_subnormals == "flushed"
-    if arithmetic.output == arithmetic.register and not saturates and not flushes:
+    summed = arithmetic.register if arithmetic.promotion_interval is None else arithmetic.promoted
+    if arithmetic.output == summed and not saturates and not flushes:
         return x
     x = torch.nan_to_num(x, nan=0.0, posinf=torch.inf, neginf=-torch.inf) if saturates else x
     overflow: Literal["saturate"] | None = "saturate" if saturates else None

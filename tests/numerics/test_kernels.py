@@ -15,6 +15,7 @@ from mpbackend.errors import BackendError, UnknownNameError
 from mpbackend.numerics import kernel
 from mpbackend.numerics.arithmetic import Arithmetic
 from mpbackend.numerics.matmul import Engine, mm
+from mpbackend.numerics.oracle import dot
 from tests.support.arithmetics import random_arithmetic, random_operand
 
 ENGINES: tuple[Engine, ...] = ("extension", "numba") if kernel.library() is not None else ("numba",)
@@ -34,7 +35,9 @@ def compare(seed: int, engines: tuple[Engine, ...]) -> str:
     k = rng.choice((1, 5, 32, 33, 64, 100, 200))
     a, b = random_operand(rng, arithmetic.a, m, k), random_operand(rng, arithmetic.b, k, n)
     addend = random_operand(rng, "fp16" if "fp16" in (arithmetic.register, arithmetic.promoted) else "bf16", m, n, exact=True).half().float()
-    expected = mm(a, b, arithmetic, addend=addend, engine="oracle")
+    columns = b.T.double().tolist()
+    rows = [[dot(row, column, arithmetic, addend[i, j].item()) for j, column in enumerate(columns)] for i, row in enumerate(a.double().tolist())]
+    expected = torch.tensor(rows, dtype=torch.float64).float()
     return "".join(
         f"seed {seed}, {engine} by {kernel.loop_for(arithmetic)}: {count} of {m * n} differ, {arithmetic}\n"
         for engine in engines
