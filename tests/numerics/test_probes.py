@@ -88,7 +88,7 @@ def check_planted(arithmetic: Arithmetic, label: str) -> None:
     assert same is not None
     a, b = fresh(fingerprint.storage_a, 32, 256, 77), fresh(fingerprint.storage_b, 256, 32, 78)
     differing = int((device(same)(a, b) != device(arithmetic)(a, b)).sum())
-    # Values that no product of the probe told apart may part on one in ten thousand others, never on many.
+    # Values that no product told apart may part on others. In V verified products none did, so at most 3 / V of all do (rule of three, 95 %): 0.2 of these.
     assert differing <= 1, f"{label}: {arithmetic} taken for {same}"
 
 
@@ -102,8 +102,9 @@ def test_planted_units_are_found(number: int) -> None:
 
 
 @pytest.mark.slow
-def test_many_planted_units_are_found() -> None:
-    for number in range(500):
+@pytest.mark.parametrize("start", range(0, 500, 50))
+def test_five_hundred_planted_units_are_found(start: int) -> None:
+    for number in range(start, start + 50):
         check_planted(planted(random.Random(SEED + 1000 + number)), f"seed {SEED + 1000 + number}")
 
 
