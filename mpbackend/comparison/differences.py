@@ -31,7 +31,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """One difference.
 
     Attributes:
-        kind: ``departure``, ``decision``, ``switch``, ``class``, ``conversion``, ``compute`` or ``counter``.
+        kind: ``departure``, ``decision``, ``switch``, ``class``, ``conversion``, ``compute``, ``audit`` or ``counter``.
         name: role, switch or class.
         baseline: value there.
         candidate: value there.
@@ -65,6 +65,7 @@ def find_differences(one: ComparedRun, other: ComparedRun, question: Question, m
         *held(one, other),
         *converted(one, other),
         *observed(one, other),
+        *audited(one, other),
         *counted(one, other),
     ]
     if question == "recipe":
@@ -189,6 +190,24 @@ def observed(one: ComparedRun, other: ComparedRun) -> Iterator[Difference]:
         if counts[0] != counts[1] and first.shares and second.shares:
             label = "bytes written by casts" if name == "cast_bytes" else "casts"
             yield Difference(kind="compute", name=label, baseline=digits(counts[0]), candidate=digits(counts[1]), decides=False, reason="of an observed step")
+
+
+def audited(one: ComparedRun, other: ComparedRun) -> Iterator[Difference]:
+    """Yield the operations whose operands, and the phases whose conversions, were seen in other formats or numbers."""
+    sides = [
+        {**run.record.compute.products, **{f"conversions, {phase}": calls for phase, calls in run.record.compute.conversions.items()}} for run in (one, other)
+    ]
+    if not all(run.record.compute.products for run in (one, other)):
+        return
+    for name in dict.fromkeys([*sides[0], *sides[1]]):
+        values = [calls_text(side.get(name, {})) for side in sides]
+        if values[0] != values[1]:
+            yield Difference(kind="audit", name=name, baseline=values[0], candidate=values[1], decides=False, reason="calls in an observed step")
+
+
+def calls_text(calls: Mapping[str, int]) -> str:
+    """Return how often each format was seen."""
+    return ", ".join(f"{name} x {digits(count)}" for name, count in sorted(calls.items())) or NONE
 
 
 def counted(one: ComparedRun, other: ComparedRun) -> Iterator[Difference]:

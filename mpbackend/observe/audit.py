@@ -81,6 +81,24 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
     ops: tuple[OpCount, ...]
     uncounted: tuple[str, ...]
 
+    @property
+    def products(self) -> dict[str, dict[str, int]]:
+        """Calls of each operation that multiplies matrices, by the formats of its operands."""
+        found: dict[str, dict[str, int]] = {}
+        for op in self.ops:
+            if op.compute:
+                calls = found.setdefault(f"{op.phase} {op.op}", {})
+                calls[op.compute] = calls.get(op.compute, 0) + op.calls
+        return found
+
+    @property
+    def conversions(self) -> dict[str, dict[str, int]]:
+        """Conversions of each phase by formats."""
+        found: dict[str, dict[str, int]] = {}
+        for cast in self.cast_table:
+            found.setdefault(cast.phase, {})[f"{cast.source} to {cast.target}"] = cast.count
+        return found
+
 
 class Observer(TorchDispatchMode):
     """Records every operation inside the context with the formats it was asked to work in.

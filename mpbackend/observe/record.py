@@ -81,6 +81,8 @@ class ComputeReading(Document, frozen=True, kw_only=True):
         cast_bytes: bytes that they wrote.
         level: level of the planned compute format: ``emulated`` where other arithmetic stands in for it.
         uncounted: operations that hide matrix products and have no formula; while there are any, the shares say nothing about the whole.
+        products: calls of each operation that multiplies matrices, by the format of its operands: ``forward aten::mm`` to ``{"bf16": 12}``.
+        conversions: conversions of each phase by formats: ``forward`` to ``{"fp32 to bf16": 24}``.
     """
 
     shares: dict[str, float] = {}
@@ -89,6 +91,8 @@ class ComputeReading(Document, frozen=True, kw_only=True):
     cast_bytes: int = 0
     uncounted: tuple[str, ...] = ()
     level: str = ""
+    products: dict[str, dict[str, int]] = {}
+    conversions: dict[str, dict[str, int]] = {}
 
 
 class Totals(Document, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from mpbackend.observe.record import CLASSES, Recorded
 from mpbackend.report.charts import Curve, line_chart, swatch
 from mpbackend.report.comparison import VERDICT_TEXT, comparison_report, side_title, verdict_facts
 from mpbackend.report.curves import QUANTITIES, curve_of, describe_curves, gap_curve, numbers_table, run_names
-from mpbackend.report.differing import classes_table, decisions_of, differing_table, environment_of, memory_table, switches_of
+from mpbackend.report.differing import classes_table, decisions_of, differing_table, environment_of, memory_table, operations_of, switches_of
 from mpbackend.report.markup import block_markup, environment
 from mpbackend.report.runs import run_lines, runs_report
 from mpbackend.report.view import Block, Column, Facts, Listing, Table
@@ -127,6 +127,7 @@ def sections(runs: Sequence[Recorded], names: Sequence[str]) -> list[Block]:
         classes_table(runs, names),
         differing_table("Decisions that differ", "role", names, [decisions_of(run) for run in runs]),
         differing_table("Switches that differ", "switch", names, [switches_of(run) for run in runs]),
+        differing_table("Operations of an observed step that differ", "phase and operation", names, [operations_of(run) for run in runs]),
         differing_table("Environment and settings that differ", "name", names, [environment_of(run) for run in runs]),
         memory_table(runs, names),
         *(block for block in overview if isinstance(block, Listing)),

@@ -62,6 +62,13 @@ def switch_text(reading: SwitchReading) -> str:
     return during + (f" ({', '.join(others)})" if others else "")
 
 
+def operations_of(run: Recorded) -> dict[str, str]:
+    """Return what an observed step did: operations that multiply and conversions, to how often in which formats."""
+    compute = run.record.compute
+    rows = {**compute.products, **{f"conversions, {phase}": calls for phase, calls in compute.conversions.items()}}
+    return {name: ", ".join(f"{formats} x {count}" for formats, count in sorted(calls.items())) for name, calls in rows.items()}
+
+
 def environment_of(run: Recorded) -> dict[str, str]:
     """Return versions and variables, and how the session was prepared."""
     device = run.record.device

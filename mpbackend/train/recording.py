@@ -115,7 +115,14 @@ class Recording:
             self._warn_of_other_formats(seen.shares)
             uncounted = (*seen.uncounted, *self._unseen_layers(seen.shares))
             self._compute = ComputeReading(
-                shares=seen.shares, flops=seen.flops, casts=seen.casts, cast_bytes=seen.cast_bytes, uncounted=uncounted, level=self._level
+                shares=seen.shares,
+                flops=seen.flops,
+                casts=seen.casts,
+                cast_bytes=seen.cast_bytes,
+                uncounted=uncounted,
+                level=self._level,
+                products=seen.products,
+                conversions=seen.conversions,
             )
         self.observing = self._steps % OBSERVE_EVERY == 0 or (self.observing and not stepped)
         if self.observing:

@@ -392,3 +392,20 @@ def test_bad_arguments_are_refused() -> None:
 def test_the_root_exports_it() -> None:
     assert mpbackend.compare is compare
     assert mpbackend.Comparison is Comparison
+
+
+def test_operations_in_other_formats_and_other_conversions_are_named() -> None:
+    """A product that fell back to fp32 in the backward pass, with the casts that this takes."""
+    usual = ComputeReading(products={"forward aten::mm": {"bf16": 4}, "backward aten::mm": {"bf16": 8}}, conversions={"forward": {"fp32 to bf16": 6}})
+    fallen = ComputeReading(
+        products={"forward aten::mm": {"bf16": 4}, "backward aten::mm": {"bf16": 7, "fp32": 1}},
+        conversions={"forward": {"fp32 to bf16": 6}, "backward": {"bf16 to fp32": 2}},
+    )
+    found = {entry.name: entry for entry in compare(recorded(compute=usual), recorded(compute=fallen)).differences if entry.kind == "audit"}
+    assert {name: (entry.baseline, entry.candidate) for name, entry in found.items()} == {
+        "backward aten::mm": ("bf16 x 8", "bf16 x 7, fp32 x 1"),
+        "conversions, backward": ("none", "bf16 to fp32 x 2"),
+    }
+    assert not any(entry.decides for entry in found.values())
+    unobserved = compare(recorded(compute=usual), recorded(compute=ComputeReading()))
+    assert [entry for entry in unobserved.differences if entry.kind == "audit"] == []

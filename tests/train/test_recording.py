@@ -190,3 +190,11 @@ def test_the_same_start_has_the_same_fingerprint_under_every_recipe(tmp_path: Pa
         found.add(record.fingerprints["weights"])
         assert record.settings["ranks"] == "1"
     assert len(found) == 1
+
+
+def test_the_record_says_which_products_ran_and_what_was_converted(prepare: Prepare, tmp_path: Path) -> None:
+    recorded(prepare, tmp_path / "run", "fp32", make_net()).close()
+    compute = load_record(tmp_path / "run").record.compute
+    assert {formats for calls in compute.products.values() for formats in calls} == {"fp32"}
+    assert {name.partition(" ")[0] for name in compute.products} == {"forward", "backward"}
+    assert compute.conversions == {}
