@@ -184,17 +184,29 @@ def compare(fingerprint: Fingerprint, arithmetic: Arithmetic) -> tuple[Finding, 
         fingerprint: of a device.
         arithmetic: what a row claims of it, from ``accumulate.arithmetic_for``.
     """
-    return tuple(finding(question, fingerprint.answers.get(question, Answer(reason="not asked")), claim(arithmetic, question)) for question in QUESTIONS)
+    longest = max((entry.shape[2] for entry in fingerprint.shapes), default=0)
+    return tuple(
+        finding(question, fingerprint.answers.get(question, Answer(reason="not asked")), claim(arithmetic, question), longest) for question in QUESTIONS
+    )
 
 
-def finding(question: str, probed: Answer, claimed: Value | None) -> Finding:
-    """Return the verdict on one question."""
+def finding(question: str, probed: Answer, claimed: Value | None, longest: int) -> Finding:
+    """Return the verdict on one question.
+
+    Args:
+        question: a key of ``QUESTIONS``.
+        probed: what the probe found.
+        claimed: what the row says.
+        longest: products of the longest sum that was probed.
+    """
     verdict: Verdict
     if claimed is None:
         known = probed.value is not None and probed.value != "none"
         verdict, reason = ("adds", "the row does not say") if known else ("open", probed.reason or "the row does not say")
     elif not probed.values:
         verdict, reason = "open", probed.reason
+    elif question == "promotion_interval" and isinstance(claimed, int) and claimed >= longest and "none" in probed.values:
+        verdict, reason = "open", f"sums of {longest} products end before the first promotion"
     elif claimed not in probed.values:
         verdict, reason = "contradicts", f"the row claims {claimed}"
     elif probed.value is None:

@@ -206,7 +206,7 @@ class Found(NamedTuple):
 
 
 def finished(found: Found, shape: Shape, prober: Prober, storages: tuple[str, str]) -> Found:
-    """Return candidates with what becomes of tiny sums and of subnormal results; one stands for all.
+    """Return candidates with what becomes of tiny sums and of subnormal results.
 
     Args:
         found: candidates whose sums are known.
@@ -215,14 +215,22 @@ def finished(found: Found, shape: Shape, prober: Prober, storages: tuple[str, st
         storages: formats that the operands are stored in.
     """
     tiny = [see(kind, shape, prober, *storages) for kind in ("tiny", "tiniest")]
+    kept: list[Arithmetic] = []
+    free: dict[str, list[Any]] = {"zero_exponent": [], "output_subnormals": []}
     for number, first in enumerate(found.candidates):
+        if number >= FEW and kept:
+            # One stands for the rest of many, which differ in their sums only.
+            kept += [msgspec.structs.replace(candidate, **{name: getattr(kept[0], name) for name in free}) for candidate in found.candidates[number:]]
+            break
         floor = 1 - FORMATS[first.register].bias
         lowest = [None] if first.fraction_bits is None else [None, *range(floor - LOWEST_TRIED + 1, floor + 1)]
         plain = matching(widened([first], output_subnormals=SUBNORMALS), tiny)
         options = matching(widened(plain or [first], zero_exponent=lowest, output_subnormals=SUBNORMALS), tiny)
-        if options:
-            return Found(found.candidates[number:], found.free).settled(options, ("zero_exponent", "output_subnormals"))
-    return Found([], {})
+        # How the register rounds and how low it is aligned show in the same tiny sums: what one candidate excludes another one may need.
+        kept += options[:1]
+        for name, values in free.items():
+            values += [value for option in options if (value := getattr(option, name)) not in values]
+    return Found(kept, {**found.free, **free}) if kept else Found([], {})
 
 
 def converted(found: Found, shape: Shape, prober: Prober, storages: tuple[str, str]) -> Found:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from mpbackend.numerics.arithmetic import Arithmetic
-from mpbackend.numerics.fingerprint import QUESTIONS, Answer, Finding, Fingerprint, ShapeAnswer, claim, compare, equivalent, overall
+from mpbackend.numerics.fingerprint import QUESTIONS, Answer, Finding, Fingerprint, ShapeAnswer, claim, compare, equivalent, finding, overall
 
 UNIT = Arithmetic(a="fp16", b="fp16", products_per_step=16, fraction_bits=25, register_rounding="rz", zero_exponent=-133)
 
@@ -115,3 +115,11 @@ def test_a_fingerprint_survives_json_and_refuses_strangers() -> None:
     assert msgspec.json.decode(text, type=Fingerprint) == fingerprint()
     with pytest.raises(msgspec.ValidationError, match="unknown field"):
         msgspec.json.decode(text.replace(b'"calls"', b'"guess"'), type=Fingerprint)
+
+
+def test_a_promotion_beyond_the_longest_probed_sum_is_left_open() -> None:
+    never = Answer(values=("none",))
+    assert finding("promotion_interval", never, 128, 1024).verdict == "contradicts"
+    late = finding("promotion_interval", never, 1024, 1024)
+    assert (late.verdict, late.reason) == ("open", "sums of 1024 products end before the first promotion")
+    assert finding("promotion_interval", never, "none", 1024).verdict == "agrees"
