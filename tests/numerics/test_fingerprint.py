@@ -15,7 +15,7 @@ def fingerprint(arithmetic: Arithmetic = UNIT, **answers: Answer) -> Fingerprint
     """Return what a perfect probe of an arithmetic would find, with some answers replaced."""
     values = {question: claim(arithmetic, question) for question in QUESTIONS}
     known = {question: Answer(values=() if value is None else (value,)) for question, value in values.items()}
-    shape = ShapeAnswer(shape=(16, 16, 64), verified=256, differing=0)
+    shape = ShapeAnswer(shape=(16, 16, 256), verified=256, differing=0)
     return Fingerprint(a="fp16", b="fp16", output="fp32", storage_a="fp16", storage_b="fp16", answers={**known, **answers}, shapes=(shape,))
 
 
