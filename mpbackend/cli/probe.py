@@ -56,7 +56,7 @@ def command(spec: str, formats: tuple[str, ...], output: str, out: Path | None) 
     for name, product in products.items():
         say(f"probing {name} on {selection.device.key}", err=True)
         claim = claimed(matrix, selection.device, name)
-        fingerprint = probed(product, name)
+        fingerprint = probed(product, name, emulated=selection.device.kind == "emulated")
         findings = compare(fingerprint, claim) if claim is not None else ()
         about = {"device": selection.device.key, "kind": selection.device.kind, "claimed": claim.source if claim is not None else ""}
         reports.append(probe_report(fingerprint, findings, **about))
@@ -116,8 +116,16 @@ def output_of(name: str) -> str:
     return name if name in WIDE else "fp32"
 
 
-def probed(product: Product, name: str) -> Fingerprint:
+def probed(product: Product, name: str, *, emulated: bool) -> Fingerprint:
     """Return what a probe of one format found."""
+    import torch
+
     from mpbackend.numerics.probes import probe
 
-    return probe(product, a=name, b=name, output=output_of(name))
+    before = torch.get_num_threads()
+    try:
+        # Products of a probe are small: emulated ones take longer on threads that wait for each other.
+        torch.set_num_threads(1 if emulated else before)
+        return probe(product, a=name, b=name, output=output_of(name))
+    finally:
+        torch.set_num_threads(before)
