@@ -144,9 +144,12 @@ def scaled_down(x: Tensor, bits: Tensor, low: int) -> Tensor:
 
 
 def see(kind: Kind, shape: Shape, prober: Prober, a: str, b: str) -> Seen:
-    """Return a random product of the device."""
-    left, right = operands(kind, shape, prober, a, b)
-    return Seen(left, right, prober.matrix(left, right))
+    """Return a random product of the device, which is asked for it once."""
+    key = (kind, shape, a, b)
+    if key not in prober.kept:
+        left, right = operands(kind, shape, prober, a, b)
+        prober.kept[key] = (left, right, prober.matrix(left, right))
+    return Seen(*prober.kept[key])
 
 
 def confirmed(candidates: Sequence[Arithmetic], seen: Sequence[Seen], *, flushed: bool = False) -> list[Arithmetic]:

@@ -7,7 +7,7 @@ column i of the right one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -57,6 +57,7 @@ class Prober:
         self.output = output
         self.narrow = min(a, b, key=lambda name: FORMATS[name].mantissa_bits)
         self.calls, self.products_max = 0, products_max
+        self.kept: dict[Hashable, tuple[Tensor, Tensor, Tensor]] = {}  # random products, by what they were drawn for
         emin = math.frexp(FORMATS[output].smallest_normal)[1] - 1
         self.low = max(FLOOR, emin, self.a.low + self.b.low)
         self.high = min(TOP, self.a.high + self.b.high, math.frexp(FORMATS[output].max)[1] - 2)

@@ -165,8 +165,11 @@ class Probe:
         full = self.full(shape)
         candidates: list[Arithmetic] = []
         # What tiny sums left open may matter to later products: the first settlement that gives them all is taken, and the others compared with it.
-        for option in widened(left.candidates[:1], **{name: left.free[name] for name in OF_TINY}) if left.candidates else []:
-            fixed = [msgspec.structs.replace(x, **{name: getattr(option, name) for name in OF_TINY}) for x in left.candidates]
+        others = widened(left.candidates[:1], **{name: left.free[name] for name in OF_TINY}) if left.candidates else []
+        for option in [None, *others]:
+            fixed = left.candidates
+            if option is not None:
+                fixed = [msgspec.structs.replace(x, **{name: getattr(option, name) for name in OF_TINY}) for x in left.candidates]
             settled = converted(Found(fixed, left.free), shape, self.prober, self.storages)
             candidates = confirmed(settled.candidates, full)
             if candidates:
