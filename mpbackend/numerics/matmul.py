@@ -14,7 +14,7 @@ import torch
 
 from mpbackend.errors import BackendError, UnknownNameError
 from mpbackend.formats import FORMATS
-from mpbackend.numerics import kernel, oracle
+from mpbackend.numerics import exact_sums, kernel, oracle
 from mpbackend.numerics.arithmetic import Arithmetic
 from mpbackend.numerics.rounding import round_to
 
@@ -31,7 +31,7 @@ def mm(a: torch.Tensor, b: torch.Tensor, arithmetic: Arithmetic, *, addend: torc
         b: (K, N) numbers, converted to ``arithmetic.b`` first.
         arithmetic: the unit.
         addend: what the sums start from, broadcast to (M, N): values of the register's format, or of ``promoted`` where there is promotion.
-        engine: ``auto`` takes the extension, else numba, else the oracle.
+        engine: ``auto`` takes the extension, else numba, else ``exact_sums`` where a step is exact, else the oracle.
 
     Returns:
         (M, N) values of ``arithmetic.output``, in fp64 where the register or a format has that width, else in fp32.
@@ -131,6 +131,8 @@ def sums(
         return chunk_sums(left, right, start, arithmetic)
     loop = kernel.loop_for(arithmetic)
     chosen = engine if engine != "auto" else "oracle" if loop is None else best_engine()
+    if chosen == "oracle" and engine == "auto" and exact_sums.models(arithmetic):
+        return exact_sums.accumulate(left, right, start, arithmetic)
     if chosen == "oracle":
         return oracle_sums(left, right, start, arithmetic)
     if loop is None:
@@ -180,14 +182,16 @@ def written(x: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
 
 def in_steps(left: torch.Tensor, right: torch.Tensor, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
     """Return operands whose products stand in the order of the unit, with zeros up to whole steps."""
-    depth = left.shape[1]
-    unit = oracle.BYTE_PAIRS if arithmetic.order == "byte_pairs" else arithmetic.products_per_step
+    depth, permuted = left.shape[1], arithmetic.order == "byte_pairs"
+    # An exact step needs no filling, and a zero more would make a sum of negative zeros positive.
+    whole = arithmetic.fraction_bits is None and arithmetic.products_per_step == 1
+    unit = 1 if whole else oracle.BYTE_PAIRS if permuted else arithmetic.products_per_step
     missing = -depth % unit
     if missing:
         left = torch.nn.functional.pad(left, (0, missing))
         right = torch.nn.functional.pad(right, (0, 0, 0, missing))
-    if arithmetic.order == "byte_pairs":
-        order = torch.tensor(oracle.byte_pairs(depth + missing))
+    if permuted:
+        order = torch.tensor([index for step in oracle.steps(depth + missing, arithmetic) for index in step], dtype=torch.long)
         left, right = left[:, order], right[order]
     return left, right
 

@@ -6,9 +6,9 @@ import msgspec
 
 from mpbackend.formats import FORMATS
 from mpbackend.numerics.arithmetic import Arithmetic
+from mpbackend.numerics.exact_sums import ROUNDINGS
 from mpbackend.numerics.fingerprint import NOTHING_TOLD, QUESTIONS, Answer, Tree, Value, claim
 from mpbackend.numerics.probe_check import LOWEST_TRIED, Found
-from mpbackend.numerics.probe_model import ROUNDINGS
 from mpbackend.numerics.probe_sums import DEEPEST, holds
 
 UNEXPLAINED = "neither aligned steps nor a tree of sums gives the bits of these products"

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from mpbackend.formats import FORMATS
 from mpbackend.numerics.arithmetic import Arithmetic
+from mpbackend.numerics.exact_sums import ROUNDINGS
 from mpbackend.numerics.fingerprint import Tree
 from mpbackend.numerics.matmul import mm
-from mpbackend.numerics.probe_model import ROUNDINGS
 from mpbackend.numerics.probe_rows import Prober
 from mpbackend.numerics.probe_steps import Shape
 from mpbackend.numerics.rounding import round_to
@@ -232,7 +232,7 @@ def finished(found: Found, shape: Shape, prober: Prober, storages: tuple[str, st
         # How the register rounds and how low it is aligned show in the same tiny sums: what one candidate excludes another one may need.
         kept += options[:1]
         for name, values in free.items():
-            values += [value for option in options if (value := getattr(option, name)) not in values]
+            values += [value for value in dict.fromkeys(getattr(option, name) for option in options) if value not in values]
     return Found(kept, {**found.free, **free}) if kept else Found([], {})
 
 

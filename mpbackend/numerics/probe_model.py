@@ -13,15 +13,14 @@ from torch import Tensor
 
 from mpbackend.formats import FORMATS
 from mpbackend.numerics import oracle
-from mpbackend.numerics.arithmetic import Arithmetic, Order, Rounds
+from mpbackend.numerics.arithmetic import Arithmetic, Order
+from mpbackend.numerics.exact_sums import NO_TERM, ROUNDINGS, exponent_of, rounded, scaled
 from mpbackend.numerics.probe_rows import Row
 
 EXACT = 46
 """Fraction bits that stand for a step that is exact: (TERMS + 1) * 2^(EXACT + 2) is below 2^53."""
 
 TERMS = 6
-NO_TERM = -100_000
-ROUNDINGS: tuple[Rounds, ...] = ("rne", "rz", "rna")
 
 
 class Layout(NamedTuple):
@@ -79,37 +78,6 @@ def every(fraction_bits: Sequence[int], registers: Sequence[str] = REGISTERS) ->
         for rounding in range(len(ROUNDINGS))
     ]
     return Hypotheses(*torch.tensor(entries, dtype=torch.long).reshape(-1, 4).T.contiguous())
-
-
-def exponent_of(x: Tensor) -> Tensor:
-    """Return the exponents of leading ones; ``NO_TERM`` for zeros and infinities."""
-    exponent = torch.frexp(x).exponent.long() - 1
-    return torch.where((x == 0) | x.isinf(), NO_TERM, exponent)
-
-
-def scaled(x: Tensor, exponent: Tensor) -> Tensor:
-    """Return ``x * 2**exponent`` where neither result nor steps on the way overflow."""
-    half = exponent >> 1
-    return x * power(half) * power(exponent - half)
-
-
-def power(exponent: Tensor) -> Tensor:
-    """Return ``2.0**exponent`` from its bits, for exponents of normal float64 numbers; torch.ldexp goes through float32 where the exponent is an integer."""
-    return (exponent.clamp(-1022, 1023) + 1023 << 52).view(torch.float64)
-
-
-def whole(x: Tensor, rounding: Tensor) -> Tensor:
-    """Return numbers rounded to integers, each by its rule."""
-    down = x.abs().floor()
-    away = down + (x.abs() - down >= 0.5)
-    return torch.where(rounding == 0, x.round(), torch.where(rounding == 1, x.trunc(), torch.copysign(away, x)))
-
-
-def rounded(x: Tensor, bits: Tensor | int, emin: Tensor | int, emax: Tensor | int, rounding: Tensor) -> Tensor:
-    """Return sums rounded to registers, with overflow to infinity."""
-    ulp = torch.maximum(exponent_of(x), torch.as_tensor(emin)) - bits
-    value = scaled(whole(scaled(x, -ulp), rounding), ulp)
-    return torch.where(exponent_of(value) > emax, torch.copysign(torch.tensor(torch.inf, dtype=x.dtype), x), value)
 
 
 def sums(rows: Sequence[Row], k: int, layout: Layout, hypotheses: Hypotheses) -> Tensor:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from mpbackend.formats import FORMATS
 from mpbackend.numerics.arithmetic import Arithmetic, Rounds
-from mpbackend.numerics.probe_model import EXACT, REGISTERS, ROUNDINGS, TERMS, Hypotheses, Layout, every, sums
+from mpbackend.numerics.exact_sums import ROUNDINGS
+from mpbackend.numerics.probe_model import EXACT, REGISTERS, TERMS, Hypotheses, Layout, every, sums
 from mpbackend.numerics.probe_rows import Prober, Row, number_text, row_text
 from mpbackend.numerics.rounding import round_to
 

@@ -63,7 +63,7 @@ PURE: tuple[tuple[str, ...], ...] = (
 
 WITH_TORCH: tuple[tuple[str, ...], ...] = (
     ("numerics.rounding",),
-    ("numerics.block_scales", "numerics.kernel"),
+    ("numerics.block_scales", "numerics.exact_sums", "numerics.kernel"),
     ("numerics.quantize",),
     ("numerics.numba_loops",),
     ("numerics.kernel_numba",),

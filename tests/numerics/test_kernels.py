@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ import pytest
 import torch
 
 from mpbackend.errors import BackendError, UnknownNameError
-from mpbackend.numerics import kernel
+from mpbackend.numerics import exact_sums, kernel
 from mpbackend.numerics.arithmetic import Arithmetic
 from mpbackend.numerics.matmul import Engine, mm
 from mpbackend.numerics.oracle import dot
-from tests.support.arithmetics import random_arithmetic, random_operand
+from tests.support.arithmetics import random_arithmetic, random_exact_arithmetic, random_operand
 
 ENGINES: tuple[Engine, ...] = ("extension", "numba") if kernel.library() is not None else ("numba",)
 HOPPER_FP8 = Arithmetic(a="fp8_e4m3", b="fp8_e4m3", products_per_step=32, fraction_bits=13, register_bits=13, register_rounding="rz", zero_exponent=-133)
@@ -27,10 +28,10 @@ def differing(x: torch.Tensor, y: torch.Tensor) -> int:
     return int(((x.view(torch.int32) != y.view(torch.int32)) & ~(x.isnan() & y.isnan())).sum())
 
 
-def compare(seed: int, engines: tuple[Engine, ...]) -> str:
+def compare(seed: int, engines: tuple[Engine, ...], draw: Callable[[random.Random], Arithmetic] = random_arithmetic) -> str:
     """Return what differs between engines and the oracle in one random case, empty for nothing."""
     rng = random.Random(seed)
-    arithmetic = random_arithmetic(rng)
+    arithmetic = draw(rng)
     m, n = rng.choice(((1, 3), (2, 2), (3, 1)))
     k = rng.choice((1, 5, 32, 33, 64, 100, 200))
     a, b = random_operand(rng, arithmetic.a, m, k), random_operand(rng, arithmetic.b, k, n)
@@ -54,6 +55,32 @@ def test_random_arithmetics_by_the_fast_engines_equal_the_oracle(start: int) -> 
 @pytest.mark.parametrize("start", range(1000, 11000, 500))
 def test_ten_thousand_random_arithmetics_equal_the_oracle(start: int) -> None:
     assert "".join(compare(seed, ENGINES) for seed in range(start, start + 500)) == ""
+
+
+@pytest.mark.parametrize("start", range(0, 300, 50))
+def test_random_exact_steps_by_whole_matrices_equal_the_oracle(start: int) -> None:
+    assert all(exact_sums.models(random_exact_arithmetic(random.Random(seed))) for seed in range(start, start + 50))
+    assert "".join(compare(seed, ("auto",), random_exact_arithmetic) for seed in range(start, start + 50)) == ""
+
+
+@pytest.mark.parametrize("depth", [1, 5, 32, 40])
+@pytest.mark.parametrize(
+    ("engine", "products"), [*((engine, 1) for engine in ENGINES), *((engine, products) for engine in ("auto", "oracle") for products in (1, 4))]
+)
+def test_exact_sums_of_negative_zeros_stay_negative_in_every_order(engine: Engine, products: int, depth: int) -> None:
+    arithmetic = Arithmetic(a="fp16", b="fp16", order="byte_pairs", products_per_step=products)
+    a, b, addend = torch.full((2, depth), -0.0), torch.ones(depth, 2), torch.full((2, 2), -0.0)
+    assert mm(a, b, arithmetic, addend=addend, engine=engine).signbit().all()
+    assert not mm(a, b, arithmetic, engine=engine).signbit().any()
+
+
+def test_a_sum_beside_a_half_is_rounded_once() -> None:
+    """1 + 2^-24 + 2^-80 lies above the middle of two fp32 numbers: float64 alone would take it for the middle."""
+    arithmetic = Arithmetic(a="bf16", b="bf16", products_per_step=3)
+    a, b = torch.tensor([[1.0, 2.0**-12, 2.0**-40]]), torch.tensor([[1.0], [2.0**-12], [2.0**-40]])
+    assert mm(a, b, arithmetic).item() == 1 + 2.0**-23
+    assert mm(a, -b, arithmetic).item() == -1 - 2.0**-23
+    assert mm(a, b * torch.tensor([[1.0], [1.0], [-1.0]]), arithmetic).item() == 1
 
 
 def test_every_loop_is_taken_by_the_random_arithmetics() -> None:

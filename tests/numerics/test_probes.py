@@ -16,9 +16,10 @@ from mpbackend.matrix import load_matrix
 from mpbackend.numerics import oracle
 from mpbackend.numerics.accumulate import arithmetic_for
 from mpbackend.numerics.arithmetic import Arithmetic
+from mpbackend.numerics.exact_sums import ROUNDINGS
 from mpbackend.numerics.fingerprint import Fingerprint, compare, equivalent, overall
 from mpbackend.numerics.matmul import mm
-from mpbackend.numerics.probe_model import EXACT, REGISTERS, ROUNDINGS, Hypotheses, Layout, sums
+from mpbackend.numerics.probe_model import EXACT, REGISTERS, Hypotheses, Layout, sums
 from mpbackend.numerics.probe_rows import Prober, Product, Row
 from mpbackend.numerics.probe_tree import reference
 from mpbackend.numerics.probes import probe

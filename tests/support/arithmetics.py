@@ -6,6 +6,7 @@ import math
 import random
 from typing import Literal
 
+import msgspec
 import torch
 
 from mpbackend.formats import FORMATS
@@ -45,6 +46,22 @@ def random_arithmetic(rng: random.Random) -> Arithmetic:
         output_rounding=rng.choice(("rne", "rne", "rz")),
         output_subnormals=rng.choice(("kept", "kept", "flushed")),
         overflow=rng.choice(("inf_nan", "inf_nan", "saturating")),
+    )
+
+
+def random_exact_arithmetic(rng: random.Random) -> Arithmetic:
+    """Return an arithmetic whose steps are exact, of any length, with any register, rounding, order and promotion."""
+    products = rng.choice((1, 1, 2, 3, 4, 8, 16))
+    wide = rng.random() < 0.6
+    return msgspec.structs.replace(
+        random_arithmetic(rng),
+        products_per_step=products,
+        fraction_bits=None,
+        register="fp32" if wide else "fp16",
+        register_bits=rng.randint(3, 22 if wide else 9) if rng.random() < 0.4 else None,
+        register_rounding=rng.choice(("rz", "rne", "rna")),
+        order=rng.choice(("sequential", "byte_pairs")),
+        promotion_interval=products * rng.randint(1, 9) if rng.random() < 0.4 else None,
     )
 
 
