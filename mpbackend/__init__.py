@@ -21,6 +21,7 @@ _EXPORTS = {
     "Device": "device",
     "Plan": "planning",
     "Recipe": "recipe",
+    "Recorder": "train.recorder",
     "RunRecord": "observe.record",
     "Session": "train.session",
     "StepResult": "train.step",
@@ -45,6 +46,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "Recipe",
+    "Recorder",
     "RunRecord",
     "Session",
     "SessionError",
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
     from mpbackend.recipe import Recipe, parse_recipe
     from mpbackend.selection import plan
     from mpbackend.target import Target, select
+    from mpbackend.train.recorder import Recorder
     from mpbackend.train.session import Session
     from mpbackend.train.step import StepResult
 

@@ -26,6 +26,7 @@ from mpbackend.comparison.readings import (
     torch_version,
 )
 from mpbackend.comparison.runs import ComparedRun, Matched, digits, distinct, number
+from mpbackend.observe.stated import STATED
 
 Question = Literal["vendor", "recipe"]
 """``vendor``: the same recipe, on devices that may differ. ``recipe``: the same device, under recipes that may differ."""
@@ -161,9 +162,17 @@ def weights_condition(matched: Matched) -> Condition:
     if matched.design == "two-sample":
         return condition("initial weights", status_of(values), values, False, "independent samples have weights of their own")
     status = status_of(values)
+    if status == "different" and (note := stated_beside_computed(values)):
+        return condition("initial weights", "unknown", values, True, note)
     if status == "different" and all(a == b or held(one) != held(other) for (a, b), (one, other) in zip(values, matched.pairs, strict=True)):
         return condition("initial weights", "unknown", values, True, "fingerprints of parameters in other formats or layers cannot be compared")
     return condition("initial weights", status, values, True)
+
+
+def stated_beside_computed(values: Sequence[tuple[str | None, str | None]]) -> str:
+    """Return a note where a fingerprint that somebody stated stands beside one that was computed in every pair that differs, else nothing."""
+    mixed = all(a == b or a is None or b is None or a.startswith(STATED) != b.startswith(STATED) for a, b in values)
+    return "one was stated and the other computed" if mixed else ""
 
 
 def held(run: ComparedRun) -> tuple[str, list[tuple[str, ...]]]:
@@ -183,6 +192,8 @@ def data_condition(matched: Matched) -> Condition:
     status = status_of(values)
     note = "a fingerprint of the batches in their order"
     if status == "different":
+        if told_apart := stated_beside_computed(values):
+            return condition("data", "unknown", values, True, told_apart)
         if matched.design == "two-sample":
             return condition("data", "unknown", values, True, "another seed may have another order; the records do not tell it from other data")
         if all(a == b or one.last_step != other.last_step for (a, b), (one, other) in zip(values, matched.pairs, strict=True)):

@@ -23,7 +23,7 @@ def decide(
         f"{difference.name}: {difference.baseline} and {difference.candidate}; {difference.reason}" for difference in differences if difference.decides
     ]
     reasons = [*arithmetic, answer.reason, *([skips[1]] if skips else [])]
-    unknown = [f"not known whether the {item.name} is the same: {values(item)}" for item in conditions if item.matters and item.status == "unknown"]
+    unknown = [f"not known to be the same, {item.name}: {values(item)}" for item in conditions if item.matters and item.status == "unknown"]
     if unknown:
         return "inconclusive", [*unknown, *reasons]
     if arithmetic:

@@ -12,11 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from mpbackend.device import Device, Kind
 from mpbackend.errors import DocumentError, printable
 from mpbackend.observe.event_files import FILE_PATTERN, read_scalars
 from mpbackend.observe.record import RecipeName, Run, RunRecord, StepRow, to_number
 from mpbackend.observe.record_writer import RecordWriter, count_totals
+from mpbackend.observe.stated import parse_settings
 
 ALIASES: Mapping[str, frozenset[str]] = {
     "step": frozenset(["step", "global_step", "train/global_step", "iteration", "iter"]),
@@ -42,7 +45,15 @@ Table = Iterable[tuple[str, int, Cells]]
 
 
 def import_run(
-    source: Path, folder: Path, recipe: RecipeName, device: Device, *, seed: int | None = None, kind: Kind = "hardware", names: Mapping[str, str] | None = None
+    source: Path,
+    folder: Path,
+    recipe: RecipeName,
+    device: Device,
+    *,
+    seed: int | None = None,
+    kind: Kind = "hardware",
+    names: Mapping[str, str] | None = None,
+    settings: Mapping[str, object] | None = None,
 ) -> RunRecord:
     """Write a record from a log.
 
@@ -54,17 +65,21 @@ def import_run(
         seed: seed as stated, None when it is not known.
         kind: whether the device was hardware, as stated.
         names: field of a step to its name in the log, where that is none of ``ALIASES``.
+        settings: what else a comparison asks for, as stated; see ``stated.parse_settings``. Stated samples are those of steps that the log has none of.
 
     Returns:
         What was written to ``record.json``.
 
     Raises:
-        DocumentError: the log cannot be read or holds no step, a name fits two fields or none, or the folder holds a record. Nothing is written then.
+        DocumentError: the log cannot be read or holds no step, a name fits two fields or none, a setting is refused, or the folder holds a record. Nothing is
+            written then.
     """
-    rows = read_log(source, names or {})
+    stated = parse_settings(settings or {})
+    rows = [msgspec.structs.replace(row, samples=row.samples or stated.samples) for row in read_log(source, names or {})]
     lacking = [field for field in ("loss", "grad_norm", "ms") if all(getattr(row, field) is None for row in rows)]
     notes = [
         f"imported from {printable(source.name)}: recipe, device, kind and seed are as stated by whoever imported it, nothing of the arithmetic was observed",
+        *([f"stated of the settings: {', '.join(f'{name} {value}' for name, value in (settings or {}).items())}"] if settings else []),
         *([f"the log has no {', '.join(lacking)}"] if lacking else []),
     ]
     record = RunRecord(
@@ -73,6 +88,8 @@ def import_run(
         device=device,
         recipe=recipe,
         plan=(),
+        settings=stated.settings,
+        fingerprints=stated.fingerprints,
         totals=count_totals(rows),
         notes=tuple(notes),
     )

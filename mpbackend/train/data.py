@@ -58,13 +58,14 @@ class DataWatch:
         present = self._passes.begin(loader, name=name, resume=resume)
         try:
             for batch in present.batches():
-                self._count(batch)
+                self.count(batch)
                 yield batch
             self._passes.finish(present)
         finally:
             self._passes.leave(present)
 
-    def _count(self, batch: object) -> None:
+    def count(self, batch: object) -> None:
+        """Count and fingerprint one batch."""
         first = next(tensors_in(batch), None)
         if first is not None and not first.is_nested and first.dim():
             self.samples += first.shape[0]

@@ -228,7 +228,7 @@ def test_seeds_that_no_side_shares_are_independent_samples() -> None:
     shuffled = [msgspec.structs.replace(run, record=msgspec.structs.replace(run.record, fingerprints={"data": "x", "weights": "same"})) for run in other]
     capped = compare(one, shuffled)
     assert capped.verdict == "inconclusive"
-    assert capped.reasons[0].startswith("not known whether the data is the same")
+    assert capped.reasons[0].startswith("not known to be the same, data")
 
 
 def test_repeats_of_one_seed_make_a_noise_floor() -> None:
@@ -276,7 +276,7 @@ def test_one_run_that_diverged_is_different(end: Any) -> None:
 def test_what_is_unknown_and_matters_caps_the_verdict() -> None:
     found = compare(recorded(), recorded(fingerprints={"weights": "weights of 1"}))
     assert found.verdict == "inconclusive"
-    assert found.reasons[0] == "not known whether the data is the same: data of 1 and not recorded (a fingerprint of the batches in their order)"
+    assert found.reasons[0] == "not known to be the same, data: data of 1 and not recorded (a fingerprint of the batches in their order)"
     seedless = recorded(run=Run(id="x"))
     assert compare(seedless, seedless).verdict == "inconclusive"
 
