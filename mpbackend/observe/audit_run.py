@@ -89,7 +89,10 @@ def audit_workload(
             own_step(workload, watch, auditor, optimizer)
     else:
         with told_warnings(ran), target.prepare(workload.model, optimizer, plan=plan) as session:
-            if basis == "live" and plan.effective.params == "fp32":
+            converted = sum(row.get("action") in ("converted", "padded") for row in session.conversion)
+            if converted:
+                ran.notes.append(f"the activations of {converted} converted layers were not predicted")
+            elif basis == "live" and plan.effective.params == "fp32":
                 with noted(ran, "its activations were not predicted"):
                     activations["predicted"] = predicted_activations(build, target.device, dtype)
             watch_session(session, watch)

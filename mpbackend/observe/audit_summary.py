@@ -170,21 +170,40 @@ def request_rows(plan: Plan, seen: Audit, classes: Mapping[str, Mapping[str, int
     """
     for phase, roles in (("forward", ("compute.forward",)), ("backward", ("compute.dgrad", "compute.wgrad"))):
         shares = seen.shares_by_phase.get(phase, {})
+        beside = next((storage_of(d.granted) for d in plan.decisions if d.role == "compute.forward"), "")
         for role in roles:
             decision = next((d for d in plan.decisions if d.role == role), None)
             if decision is not None:
-                stored = FORMATS[decision.granted].storage if decision.granted in FORMATS else decision.granted
+                stored = storage_of(decision.granted)
                 ran = ", ".join(f"{name} {share:.1%}" for name, share in shares.items()) or "no product seen"
-                yield RequestRow(role=role, asked=decision.asked, granted=decision.granted, ran=ran, same=list(shares) == [stored] if shares else None)
+                yield RequestRow(
+                    role=role, asked=decision.asked, granted=decision.granted, ran=ran, same=multiplied(shares, stored, beside) if shares else None
+                )
     flat = {role: str(value) for role, value in plan.effective.flat().items()}
-    beside = {"fp32": ("fp32",), "kahan": (flat["params"],)}  # what a master adds to the optimizer state
+    extra = {"fp32": ("fp32",), "kahan": (flat["params"],)}  # what a master adds to the optimizer state
     held = {"params": "parameters", "grads": "gradients", "optimizer.exp_avg": "optimizer state"}
     for role, klass in held.items():
         formats = classes.get(klass, {})
-        wanted = {flat[role]} if klass != "optimizer state" else {flat[role], flat["optimizer.exp_avg_sq"], *beside.get(flat["master"], ())}
+        wanted = {flat[role]} if klass != "optimizer state" else {flat[role], flat["optimizer.exp_avg_sq"], *extra.get(flat["master"], ())}
         ran = ", ".join(f"{name} {size:,} B" for name, size in formats.items()) or "nothing held"
         yield RequestRow(role=role, asked=flat[role], granted=flat[role], ran=ran, same=set(formats) <= wanted if formats else None)
     yield master_row(flat, classes.get("optimizer state", {}))
+
+
+def storage_of(name: str) -> str:
+    """Return the format that numbers of a format are stored in; the name itself where it is none."""
+    return FORMATS[name].storage if name in FORMATS else name
+
+
+def multiplied(shares: Mapping[str, float], asked: str, beside: str) -> bool:
+    """Return whether every product had an operand of a format, and the other one of the same or of what forward products take.
+
+    Args:
+        shares: of FLOPs by operand format, or by both formats where they differ.
+        asked: of a backward pass the format of the gradients, whose other operands are those of the forward pass.
+        beside: format of the operands of forward products.
+    """
+    return all(asked in (pair := name.split(PAIR)) and set(pair) <= {asked, beside} for name in shares)
 
 
 def master_row(flat: Mapping[str, str], state: Mapping[str, int]) -> RequestRow:

@@ -16,6 +16,7 @@ from torch.utils import backend_registration
 from mpbackend.backend import PolicyKind
 from mpbackend.errors import BackendError
 from mpbackend.train.policy import cast_kernel, find_op, sensitive_ops, set_dtype_kernel
+from mpbackend.train.stochastic import StochasticRounding
 
 SETUP_SUFFIX = "_for_python_backend"
 """End of the name of torch's function that sets up a device type in Python (torch 2.13, experimental)."""
@@ -112,11 +113,15 @@ def fake_tensors() -> Iterator[None]:
                     self._buffers[name] = fn(buffer)
         return self
 
+    generator = StochasticRounding._generator
     torch.nn.Module._apply = apply  # type: ignore[method-assign] # until the end of this context
+    # A device in Python has no generators, and numbers without memory need none.
+    StochasticRounding._generator = lambda self, device: None  # type: ignore[assignment,method-assign,return-value]
     try:
         with FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True):
             yield
     finally:
+        StochasticRounding._generator = generator  # type: ignore[method-assign]
         torch.nn.Module._apply = original  # type: ignore[method-assign]
 
 

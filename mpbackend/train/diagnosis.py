@@ -18,6 +18,9 @@ from mpbackend.observe.memory import dtype_name, nested_tensors
 CONSTANTS = frozenset({"full", "full_like", "fill_", "fill", "masked_fill", "masked_fill_", "where", "scalar_tensor", "new_full", "_to_copy", "copy_", "clone"})
 """Operators that put minus infinity into a mask on purpose, or carry it on."""
 
+MADE = frozenset({"full", "full_like", "new_full", "fill", "fill_", "scalar_tensor"})
+"""Operators that make a number on purpose, whatever it is; what computes with it is seen."""
+
 
 class Diagnosis:
     """Watches one step.
@@ -89,9 +92,10 @@ class Diagnosis:
         if given is not None:
             name = self._names.get(id(given))
             text += f"; its operand {f'parameter {name}' if name else f'of {tuple(given.shape)}'} held {kind_of(given)} already"
-        if kind != "-inf":
+        base = op.split(".")[0]
+        if kind != "-inf" and base not in MADE:
             self._first = text
-        elif op.split(".")[0] not in CONSTANTS and not self._hint:
+        elif base not in CONSTANTS and not self._hint:
             self._hint = text
 
 

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 import mpbackend
 from mpbackend.errors import BackendError, DocumentError, UnknownNameError
+from mpbackend.observe.audit import PAIR
 from mpbackend.observe.audit_assert import assert_audit
 from mpbackend.observe.audit_diff import audit_differences
 from mpbackend.observe.audit_document import AuditDocument, OpRow, load_audit
 from mpbackend.observe.audit_run import audit_workload
+from mpbackend.observe.audit_summary import multiplied
 from mpbackend.observe.audit_workload import Build, Workload, build_workload, find_build
 from tests.support import audited
 
@@ -249,3 +251,40 @@ def test_workloads_that_are_none() -> None:
     with pytest.raises(DocumentError, match="a int"):
         build_workload(lambda _: 3, torch.device("cpu"))  # type: ignore[arg-type, return-value] # what is refused
     assert find_build("tests.support.audited:tiny") is audited.tiny
+
+
+def quantized(device: torch.device) -> Workload:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).to(device)
+    x = torch.randn(32, 64, device=device)
+    return Workload(model, lambda: model(x).float().square().mean(), torch.optim.AdamW(model.parameters()))
+
+
+def test_low_bit_products_of_an_emulated_device_are_what_was_asked() -> None:
+    """The gradients of a backward product are fp8_e5m2, its other operand is that of the forward pass; a constant that a quantizer makes is no finding."""
+    target = mpbackend.select("emu:h100")
+    found = audit_workload(quantized, target, target.plan("fp8"), fp32=False)
+    requests = {row.role: row for row in found.requests}
+    assert requests["compute.forward"].ran == "fp8_e4m3 100.0%"
+    assert requests["compute.dgrad"].ran == f"fp8_e5m2{PAIR}fp8_e4m3 100.0%"
+    assert [requests[role].same for role in ("compute.forward", "compute.dgrad", "compute.wgrad")] == [True] * 3
+    assert found.findings == ()
+    casts = [row for row in found.casts if row.phase == "forward" and row.target == "fp8_e4m3"]
+    assert sum(row.bytes for row in casts) == 2 * (32 * 64 + 64 * 64)
+    saved = [row for row in found.memory if row.klass == "activations"]
+    assert saved and {row.predicted for row in saved} == {None}
+    assert "the activations of 2 converted layers were not predicted" in found.notes
+
+
+@pytest.mark.parametrize(
+    ("shares", "same"),
+    [
+        ({f"fp8_e5m2{PAIR}fp8_e4m3": 1.0}, True),
+        ({"fp8_e5m2": 1.0}, True),
+        ({"fp8_e4m3": 1.0}, False),
+        ({f"fp8_e5m2{PAIR}bf16": 1.0}, False),
+        ({f"fp8_e5m2{PAIR}fp8_e4m3": 0.9, "bf16": 0.1}, False),
+    ],
+)
+def test_a_backward_product_has_gradients_in_the_granted_format(shares: dict[str, float], same: bool) -> None:
+    assert multiplied(shares, "fp8_e5m2", "fp8_e4m3") is same

@@ -114,7 +114,7 @@ def test_a_saturating_target_reads_its_register() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["bf16-master", "bf16-params", "bf16-kahan", "fp32"])
+@pytest.mark.parametrize("recipe", ["bf16-master", "bf16-params", "bf16-kahan", "bf16-sr", "fp32"])
 def test_recipes_hold_what_they_say(recipe: str) -> None:
     found = audit("tiny", "ascend-910b3", recipe)
     assert [row for row in found.requests if row.same is not True] == []

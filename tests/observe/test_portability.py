@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +26,8 @@ from mpbackend.observe.audit_workload import Build
 from mpbackend.observe.portability import bound_device, look_at_model, probe_autocast
 from tests.support import audited
 
+ROOT = Path(__file__).parents[2]
+CASES = next((path for base in (ROOT, ROOT.parent) if (path := base / "shared" / "cases.md").is_file()), None)
 SUPPORT = "tests.support.audited"
 
 
@@ -250,3 +254,13 @@ def test_a_strict_audit_of_the_host_has_nothing_to_refuse() -> None:
 def test_a_process_that_fails_says_why() -> None:
     with pytest.raises(BackendError, match="no_such_function"):
         audit_target(f"{SUPPORT}:no_such_function", "h100")
+
+
+@pytest.mark.skipif(CASES is None, reason="the list of cases is not on this machine")
+def test_every_case_of_portability_has_a_test() -> None:
+    assert CASES is not None
+    section = CASES.read_text(encoding="utf-8").partition("## Portability")[2].partition("\n## ")[0]
+    listed = {case for row in re.findall(r"^\|([^|]*\d[^|]*)\|", section, re.MULTILINE) for case in re.findall(r"\d+", row)}
+    tested = {case for name in globals() if name.startswith("test_case_") for case in re.findall(r"\d+", name)}
+    assert listed
+    assert listed - tested == set()
