@@ -91,6 +91,11 @@ def fake_tensors() -> Iterator[None]:
     """Make tensors without memory inside; a module that is moved gets new parameters, since those of its kind cannot be swapped."""
     from torch._subclasses.fake_tensor import FakeTensorMode  # a second to import
 
+    class WithoutDevice(FakeTensorMode):
+        """Never asks the device for the value of a constant, as torch does where it takes the device type for one that is there."""
+
+        avoid_device_init = True
+
     original = torch.nn.Module._apply
     moved: dict[int, tuple[Any, torch.Tensor, torch.nn.Parameter]] = {}
 
@@ -118,7 +123,7 @@ def fake_tensors() -> Iterator[None]:
     # A device in Python has no generators, and numbers without memory need none.
     StochasticRounding._generator = lambda self, device: None  # type: ignore[assignment,method-assign,return-value]
     try:
-        with FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True):
+        with WithoutDevice(allow_fallback_kernels=False, allow_non_fake_inputs=True):
             yield
     finally:
         StochasticRounding._generator = generator  # type: ignore[method-assign]
