@@ -80,6 +80,16 @@ def test_formats_of_a_target_are_those_of_its_policy(device: str) -> None:
     )
 
 
+@pytest.mark.parametrize("device", TARGETS)
+def test_scalars_that_are_moved_or_made_on_the_device_are_audited(device: str) -> None:
+    found = audit("counting", device)
+    rows = {(row.phase, row.module, row.op): row for row in found.ops}
+    assert rows["forward", "head", "aten::addmm"].compute == "bf16"
+    assert any(phase == "forward" and module == "norm" and "batch_norm" in op for phase, module, op in rows)
+    assert found.findings == ()
+    assert found.bytes_of("parameters") == 4 * found.parameters
+
+
 @pytest.mark.slow
 def test_the_native_policy_runs_the_loss_in_bf16() -> None:
     rows = {(row.phase, row.op): row for row in audit("tiny", "h100", "bf16:sensitive=native").ops}

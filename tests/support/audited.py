@@ -179,6 +179,29 @@ def image_in_plain_order(device: torch.device) -> Pair:
     return image(device, plain=True)
 
 
+class Counting(nn.Module):
+    """Norms that count their batches in a buffer of no dimensions, and a scale that is another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+        self.head, self.last = nn.Linear(8, 4), nn.BatchNorm1d(4)
+        self.scale: Tensor
+        self.register_buffer("scale", torch.tensor(3.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.head(self.norm(self.first(x)).mean((2, 3)))) * self.scale
+        return out
+
+
+def counting(device: torch.device) -> Pair:
+    """Scalars that are moved to the device, and one that is made on it."""
+    model = Counting().to(device)
+    half = torch.tensor(0.5, device=device)
+    x = torch.ones(4, 3, 8, 8, device=device)
+    return model, lambda: model(x).float().square().mean() * half
+
+
 class Inner(nn.Module):
     def __init__(self) -> None:
         super().__init__()
